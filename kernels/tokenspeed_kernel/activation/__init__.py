@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Activations fused with the multiplication by the up projection."""

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""What models and samplers call: one function an operation, dispatched to the solution that fits the tensors.
+
+Tensors are row-major and contiguous unless a docstring says otherwise, and all of one call's live on one device.
+Shapes use T tokens of a step, R rows (requests) of a step, S sampled rows, V vocabulary, H hidden size, Hq and Hk
+query and KV heads, D head size. Functions start work and never wait for the device. A call that no solution fits
+raises `KernelError`; solutions raise ValueError for shapes or dtypes that disagree.
+"""
+
+from tokenspeed_kernel.api.layers import (
+    add_rms_norm,
+    embedding,
+    linear,
+    prepare_weight,
+    rms_norm,
+    rope,
+    silu_and_mul,
+)
+from tokenspeed_kernel.api.paged import attention, copy_blocks, store_kv
+from tokenspeed_kernel.api.sampling import apply_penalties, logprobs, sample
+from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, PackedWeight, Weight
+from tokenspeed_kernel.registry import KernelError, explain, override, parse_overrides, set_overrides
+
+__all__ = [
+    "BLOCK_FORMATS",
+    "AttentionMetadata",
+    "KernelError",
+    "PackedWeight",
+    "Weight",
+    "add_rms_norm",
+    "apply_penalties",
+    "attention",
+    "copy_blocks",
+    "embedding",
+    "explain",
+    "linear",
+    "logprobs",
+    "override",
+    "parse_overrides",
+    "prepare_weight",
+    "rms_norm",
+    "rope",
+    "sample",
+    "set_overrides",
+    "silu_and_mul",
+    "store_kv",
+]

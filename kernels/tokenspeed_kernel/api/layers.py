@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""Operations of a transformer layer outside attention, and the preparation of weights for a device."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed_kernel.quant.packed import Weight, weight_traits
+from tokenspeed_kernel.registry import ops, solve
+
+
+def prepare_weight(weight: Weight, device: torch.device | str, dtype: torch.dtype | None = None) -> Weight:
+    """Re-pack a weight once, at load, into the form that `linear` and `embedding` read fastest on `device`.
+
+    weight: float32, bfloat16 or float16 [N, K], or a PackedWeight in layout "gguf", on the CPU.
+    device: where it will be used.
+    dtype: activations' dtype there; a device that keeps no packed weights dequantises to it. None: bfloat16 on
+        "cuda", float32 on "cpu".
+
+    Returns the weight on `device`; its values are unchanged except for rounding to `dtype` where dequantised.
+    """
+    where = torch.device(device)
+    if dtype is None:
+        dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    data = weight if isinstance(weight, torch.Tensor) else weight.data
+    return solve(ops.QUANT_PREPARE, where.type, data.dtype, weight_traits(weight)[0])(weight, where, dtype)
+
+
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Matrix product x @ weight.T + bias.
+
+    x: [T, K], float32, bfloat16 or float16.
+    weight: [N, K], dense or packed, as `prepare_weight` returned it.
+    bias: [N] or None.
+
+    Returns [T, N] in x's dtype, accumulated in float32.
+    """
+    return solve(ops.GEMM_LINEAR, x.device.type, x.dtype, *weight_traits(weight))(x, weight, bias)
+
+
+def embedding(token_ids: torch.Tensor, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of a table.
+
+    token_ids: int32 or int64 [T], each in [0, N).
+    weight: [N, K], dense or packed, as `prepare_weight` returned it.
+    dtype: of the result.
+
+    Returns [T, K].
+    """
+    return solve(ops.GEMM_EMBEDDING, token_ids.device.type, dtype, *weight_traits(weight))(token_ids, weight, dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Root-mean-square norm, x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32.
+
+    x: [..., H]; rows may be strided, elements of a row must be adjacent.
+    weight: [H], float32 or x's dtype.
+    eps: added to the mean of squares.
+
+    Returns a contiguous tensor of x's shape and dtype.
+    """
+    return solve(ops.NORM_RMS, x.device.type, x.dtype)(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The residual addition and the norm that follows it.
+
+    x, residual: [T, H], one dtype.
+    weight: [H], float32 or x's dtype.
+    eps: added to the mean of squares.
+
+    Returns (rms_norm(x + residual), x + residual). `residual` may be overwritten with the sum and returned;
+    use only what is returned. `x` is not changed.
+    """
+    return solve(ops.NORM_ADD_RMS, x.device.type, x.dtype)(x, residual, weight, eps)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(x[:, :I]) * x[:, I:].
+
+    x: [T, 2 * I], gate then up.
+
+    Returns [T, I] in x's dtype.
+    """
+    return solve(ops.ACTIVATION_SILU_AND_MUL, x.device.type, x.dtype)(x)
+
+
+def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    """Rotate queries and keys in place: element i pairs with i + rot_dim / 2 (GPT-NeoX order).
+
+    q: [T, Hq, D]; k: [T, Hk, D], the same dtype. Tokens may be strided (views into a fused projection); the
+        elements of a token must be adjacent.
+    positions: int64 [T], each in [0, max_pos).
+    cos_sin: float32 [max_pos, rot_dim]; a row holds rot_dim / 2 cosines, then as many sines. rot_dim <= D;
+        elements past it are left alone.
+    """
+    solve(ops.ROPE_NEOX, q.device.type, q.dtype, q.shape[2], cos_sin.shape[1])(q, k, positions, cos_sin)

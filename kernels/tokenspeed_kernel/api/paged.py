@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""Operations on the paged KV cache: write, attend, copy blocks.
+
+A layer's cache is two tensors [num_blocks, Hk, block_size, D]. The slot of a token is block * block_size + offset.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.registry import ops, solve
+
+
+def store_kv(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """Write each token's keys and values to its slot.
+
+    k, v: [T, Hk, D]; tokens may be strided, the elements of a token must be adjacent.
+    k_cache, v_cache: [num_blocks, Hk, block_size, D]; values are rounded to the cache's dtype.
+    slot_mapping: int64 [T], each in [0, num_blocks * block_size); several padding tokens may share a slot of
+        block 0, any of which may win.
+    """
+    _, _, block_size, head_dim = k_cache.shape
+    solve(ops.KVCACHE_STORE, k.device.type, k.dtype, head_dim, block_size, k_cache.dtype)(
+        k, v, k_cache, v_cache, slot_mapping
+    )
+
+
+def attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    window: int = 0,
+) -> torch.Tensor:
+    """Causal attention of every row's queries over the row's cached keys and values.
+
+    q: [T, Hq, D], Hq a multiple of Hk; tokens may be strided, the elements of a token must be adjacent.
+    k_cache, v_cache: [num_blocks, Hk, block_size, D]; query heads [h * G, (h + 1) * G) read KV head h, G = Hq / Hk.
+    meta: where the rows lie; see `AttentionMetadata`. This step's keys must already be stored.
+    scale: factor on q . k, usually D ** -0.5.
+    window: each query sees the last `window` positions, its own included; 0 means all.
+
+    Returns a contiguous [T, Hq, D] in q's dtype; softmax and sums in float32. Rows with no query produce nothing.
+    """
+    _, num_kv_heads, block_size, head_dim = k_cache.shape
+    group = q.shape[1] // num_kv_heads
+    return solve(ops.ATTENTION_PAGED, q.device.type, q.dtype, head_dim, group, block_size, window > 0, k_cache.dtype)(
+        q, k_cache, v_cache, meta, scale, window
+    )
+
+
+def copy_blocks(caches: list[torch.Tensor], pairs: torch.Tensor) -> None:
+    """Copy blocks within every cache.
+
+    caches: tensors [num_blocks, ...] of one dtype, on one device.
+    pairs: int32 [C, 2], (source, destination) block numbers. Destinations are distinct, and no block is both a
+        source and a destination.
+    """
+    if caches and pairs.shape[0]:
+        first = caches[0]
+        solve(ops.KVCACHE_COPY_BLOCKS, first.device.type, first.dtype)(caches, pairs)

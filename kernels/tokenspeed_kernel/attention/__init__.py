@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Attention over paged keys and values: metadata, reference and solutions."""

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: MIT
+"""Where each row's queries and cached keys lie in one step; built once a step, read by every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """The rows of one step. Row r owns queries [query_start[r], query_start[r + 1]).
+
+    block_tables: int32 [R, max_blocks]; column c of a row is the block of its KV positions
+        [c * block_size, (c + 1) * block_size). Columns past the row's length are never read.
+    query_start: int32 [R + 1], the running sum of query lengths, starting at 0.
+    kv_lens: int32 [R], KV tokens of the row after this step's write; its queries are the last of them.
+    max_query_len, max_kv_len: upper bounds over the rows, known on the host.
+    num_decode_rows: rows [0, num_decode_rows) have exactly one query; later rows have any number, one too.
+
+    The three tensors live on the queries' device.
+    """
+
+    block_tables: torch.Tensor
+    query_start: torch.Tensor
+    kv_lens: torch.Tensor
+    max_query_len: int
+    max_kv_len: int
+    num_decode_rows: int

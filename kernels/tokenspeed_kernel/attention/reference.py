@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""Causal attention over paged keys and values in float32 torch, one row at a time."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.registry import Band, anywhere, kernel
+
+
+@kernel(
+    "attention.paged",
+    name="reference",
+    needs=anywhere(),
+    dtypes=(torch.float32, torch.bfloat16, torch.float16),
+    band=Band.REFERENCE,
+)
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    window: int,
+) -> torch.Tensor:
+    """Softmax over the visible positions of every row's own blocks."""
+    out = torch.empty_like(q)
+    starts = meta.query_start.tolist()
+    for row, kv_len in enumerate(meta.kv_lens.tolist()):
+        first, last = starts[row], starts[row + 1]
+        if first < last:
+            keys = _gather(k_cache, meta.block_tables[row], kv_len)
+            values = _gather(v_cache, meta.block_tables[row], kv_len)
+            out[first:last] = _attend(q[first:last], keys, values, scale, window).to(q.dtype)
+    return out
+
+
+def _gather(cache: torch.Tensor, table: torch.Tensor, kv_len: int) -> torch.Tensor:
+    """The row's first kv_len cached vectors in order: float32 [Hk, kv_len, D]."""
+    num_blocks = -(-kv_len // cache.shape[2])
+    blocks = cache[table[:num_blocks].long()].float()
+    return blocks.transpose(0, 1).flatten(1, 2)[:, :kv_len]
+
+
+def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int) -> torch.Tensor:
+    """Queries [L, Hq, D] are the last L of the positions in keys and values [Hk, N, D]; returns float32 [L, Hq, D]."""
+    group = q.shape[1] // keys.shape[0]
+    keys, values = keys.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
+    kv_len = keys.shape[1]
+    at = torch.arange(kv_len - q.shape[0], kv_len, device=q.device)[:, None]
+    key_at = torch.arange(kv_len, device=q.device)[None, :]
+    hidden = key_at > at
+    if window > 0:
+        hidden |= key_at <= at - window
+    scores = torch.einsum("lhd,hnd->hln", q.float(), keys) * scale
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hln,hnd->lhd", weights, values)

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: MIT
+//
+// Sixteen float lanes and what kernels do with them, for the instruction set that the including file is
+// compiled for. A `Vec` is one AVX-512 register, two AVX2 registers or four registers of 128 bits; the
+// lanes, the order of operations and therefore the kernels are the same everywhere.
+//
+// Included only by kernels_avx512.cc, kernels_avx2.cc and kernels_baseline.cc, each of which defines
+// TS_CPU_ISA_NAMESPACE. Everything here has internal linkage, and these files use no C++ library: an
+// inline function compiled with wide instructions must never be the copy that the linker keeps for all.
+
+#ifndef TOKENSPEED_KERNEL_CSRC_CPU_SIMD_H_
+#define TOKENSPEED_KERNEL_CSRC_CPU_SIMD_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define TS_INLINE inline __attribute__((always_inline))
+
+namespace tokenspeed::cpu::TS_CPU_ISA_NAMESPACE {
+namespace {
+
+constexpr int kLanes = 16;
+
+#if defined(__AVX512F__)
+constexpr int kRegs = 1;
+#elif defined(__AVX2__)
+constexpr int kRegs = 2;
+#else
+constexpr int kRegs = 4;
+#endif
+constexpr int kRegLanes = kLanes / kRegs;
+
+typedef float FloatReg __attribute__((vector_size(kRegLanes * 4), may_alias));
+typedef int32_t IntReg __attribute__((vector_size(kRegLanes * 4), may_alias));
+typedef uint32_t UintReg __attribute__((vector_size(kRegLanes * 4), may_alias));
+typedef float UnalignedFloatReg __attribute__((vector_size(kRegLanes * 4), may_alias, aligned(1)));
+typedef int32_t UnalignedIntReg __attribute__((vector_size(kRegLanes * 4), may_alias, aligned(1)));
+
+struct Vec {
+  FloatReg r[kRegs];
+};
+struct IVec {
+  UintReg r[kRegs];
+};
+
+#define TS_EACH_REG for (int i = 0; i < kRegs; ++i)
+
+TS_INLINE Vec Load(const float* p) {
+  Vec v;
+  TS_EACH_REG v.r[i] = *reinterpret_cast<const UnalignedFloatReg*>(p + i * kRegLanes);
+  return v;
+}
+TS_INLINE void Store(float* p, const Vec& v) {
+  TS_EACH_REG *reinterpret_cast<UnalignedFloatReg*>(p + i * kRegLanes) = v.r[i];
+}
+TS_INLINE Vec Broadcast(float x) {
+  Vec v;
+  TS_EACH_REG v.r[i] = FloatReg{} + x;
+  return v;
+}
+TS_INLINE Vec Zero() { return Broadcast(0.0f); }
+TS_INLINE Vec Add(const Vec& a, const Vec& b) {
+  Vec v;
+  TS_EACH_REG v.r[i] = a.r[i] + b.r[i];
+  return v;
+}
+TS_INLINE Vec Sub(const Vec& a, const Vec& b) {
+  Vec v;
+  TS_EACH_REG v.r[i] = a.r[i] - b.r[i];
+  return v;
+}
+TS_INLINE Vec Mul(const Vec& a, const Vec& b) {
+  Vec v;
+  TS_EACH_REG v.r[i] = a.r[i] * b.r[i];
+  return v;
+}
+TS_INLINE Vec Div(const Vec& a, const Vec& b) {
+  Vec v;
+  TS_EACH_REG v.r[i] = a.r[i] / b.r[i];
+  return v;
+}
+// a * b + c, rounded once where the machine can.
+TS_INLINE Vec Fma(const Vec& a, const Vec& b, const Vec& c) {
+  Vec v;
+#if defined(__AVX512F__)
+  TS_EACH_REG v.r[i] = _mm512_fmadd_ps(a.r[i], b.r[i], c.r[i]);
+#elif defined(__AVX2__)
+  TS_EACH_REG v.r[i] = _mm256_fmadd_ps(a.r[i], b.r[i], c.r[i]);
+#else
+  TS_EACH_REG v.r[i] = a.r[i] * b.r[i] + c.r[i];
+#endif
+  return v;
+}
+TS_INLINE Vec Max(const Vec& a, const Vec& b) {
+  Vec v;
+  TS_EACH_REG v.r[i] = a.r[i] > b.r[i] ? a.r[i] : b.r[i];
+  return v;
+}
+TS_INLINE Vec Min(const Vec& a, const Vec& b) {
+  Vec v;
+  TS_EACH_REG v.r[i] = a.r[i] < b.r[i] ? a.r[i] : b.r[i];
+  return v;
+}
+// Lane-wise a > b ? yes : no.
+TS_INLINE Vec SelectGreater(const Vec& a, const Vec& b, const Vec& yes, const Vec& no) {
+  Vec v;
+  TS_EACH_REG v.r[i] = a.r[i] > b.r[i] ? yes.r[i] : no.r[i];
+  return v;
+}
+
+TS_INLINE IVec LoadInt(const void* p) {
+  IVec v;
+  TS_EACH_REG v.r[i] = (UintReg)(reinterpret_cast<const UnalignedIntReg*>(p)[i]);
+  return v;
+}
+TS_INLINE void StoreInt(void* p, const IVec& v) {
+  TS_EACH_REG reinterpret_cast<UnalignedIntReg*>(p)[i] = (IntReg)v.r[i];
+}
+TS_INLINE IVec BroadcastInt(uint32_t x) {
+  IVec v;
+  TS_EACH_REG v.r[i] = UintReg{} + x;
+  return v;
+}
+// 0, 1, ..., 15.
+TS_INLINE IVec Iota() {
+  static constexpr uint32_t kCount[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return LoadInt(kCount);
+}
+TS_INLINE IVec AddInt(const IVec& a, const IVec& b) {
+  IVec v;
+  TS_EACH_REG v.r[i] = a.r[i] + b.r[i];
+  return v;
+}
+TS_INLINE IVec And(const IVec& a, uint32_t mask) {
+  IVec v;
+  TS_EACH_REG v.r[i] = a.r[i] & mask;
+  return v;
+}
+TS_INLINE IVec Or(const IVec& a, const IVec& b) {
+  IVec v;
+  TS_EACH_REG v.r[i] = a.r[i] | b.r[i];
+  return v;
+}
+TS_INLINE IVec Xor(const IVec& a, const IVec& b) {
+  IVec v;
+  TS_EACH_REG v.r[i] = a.r[i] ^ b.r[i];
+  return v;
+}
+TS_INLINE IVec ShiftLeft(const IVec& a, int bits) {
+  IVec v;
+  TS_EACH_REG v.r[i] = a.r[i] << bits;
+  return v;
+}
+TS_INLINE IVec ShiftRight(const IVec& a, int bits) {
+  IVec v;
+  TS_EACH_REG v.r[i] = a.r[i] >> bits;
+  return v;
+}
+// The lanes as signed numbers.
+TS_INLINE Vec ToFloat(const IVec& a) {
+  Vec v;
+  TS_EACH_REG v.r[i] = __builtin_convertvector((IntReg)a.r[i], FloatReg);
+  return v;
+}
+TS_INLINE Vec AsFloat(const IVec& a) {
+  Vec v;
+  TS_EACH_REG v.r[i] = (FloatReg)a.r[i];
+  return v;
+}
+TS_INLINE IVec AsInt(const Vec& a) {
+  IVec v;
+  TS_EACH_REG v.r[i] = (UintReg)a.r[i];
+  return v;
+}
+// Truncates towards zero; |a| < 2^31.
+TS_INLINE IVec ToInt(const Vec& a) {
+  IVec v;
+  TS_EACH_REG v.r[i] = (UintReg) __builtin_convertvector(a.r[i], IntReg);
+  return v;
+}
+
+// Sixteen bytes, signed or not, as numbers.
+TS_INLINE Vec LoadInt8(const int8_t* p) {
+#if defined(__AVX512F__)
+  return {{_mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))}};
+#elif defined(__AVX2__)
+  const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m128i high = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8));
+  return {{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
+           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))}};
+#else
+  Vec v;
+  for (int i = 0; i < kLanes; ++i) v.r[i / kRegLanes][i % kRegLanes] = static_cast<float>(p[i]);
+  return v;
+#endif
+}
+TS_INLINE Vec LoadUint8(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return {{_mm512_cvtepi32_ps(
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))}};
+#elif defined(__AVX2__)
+  const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m128i high = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8));
+  return {{_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(low)),
+           _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(high))}};
+#else
+  Vec v;
+  for (int i = 0; i < kLanes; ++i) v.r[i / kRegLanes][i % kRegLanes] = static_cast<float>(p[i]);
+  return v;
+#endif
+}
+
+// Sixteen 16-bit words, zero-extended.
+TS_INLINE IVec LoadUint16(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return {{(UintReg)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}};
+#elif defined(__AVX2__)
+  const auto* const half = reinterpret_cast<const __m128i*>(p);
+  return {{(UintReg)_mm256_cvtepu16_epi32(_mm_loadu_si128(half)),
+           (UintReg)_mm256_cvtepu16_epi32(_mm_loadu_si128(half + 1))}};
+#else
+  IVec v;
+  for (int i = 0; i < kLanes; ++i) v.r[i / kRegLanes][i % kRegLanes] = p[i];
+  return v;
+#endif
+}
+TS_INLINE Vec LoadBfloat16(const uint16_t* p) { return AsFloat(ShiftLeft(LoadUint16(p), 16)); }
+
+TS_INLINE Vec LoadFloat16(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return {{_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}};
+#elif defined(__AVX2__)
+  const auto* const half = reinterpret_cast<const __m128i*>(p);
+  return {{_mm256_cvtph_ps(_mm_loadu_si128(half)), _mm256_cvtph_ps(_mm_loadu_si128(half + 1))}};
+#else
+  // Exponent and mantissa moved into place and scaled by 2^112 give every finite value, subnormals too.
+  const IVec bits = LoadUint16(p);
+  const IVec magnitude = ShiftLeft(And(bits, 0x7fff), 13);
+  const Vec scaled = Mul(AsFloat(magnitude), Broadcast(0x1p112f));
+  const Vec special = AsFloat(Or(magnitude, BroadcastInt(0x7f800000)));
+  const Vec finite_limit = Broadcast(65504.0f);
+  const Vec value = SelectGreater(scaled, finite_limit, special, scaled);
+  return AsFloat(Or(AsInt(value), ShiftLeft(And(bits, 0x8000), 16)));
+#endif
+}
+
+// The entry of a table of sixteen floats that the low four bits of every lane name.
+struct Table16 {
+  Vec values;
+};
+TS_INLINE Vec Lookup16(const Table16& table, const IVec& index) {
+#if defined(__AVX512F__)
+  return {{_mm512_permutexvar_ps((__m512i)index.r[0], table.values.r[0])}};
+#else
+  // Callers' tables are 0..15 plus a constant, so lane 0 holds that constant.
+  return Add(ToFloat(And(index, 15)), Broadcast(table.values.r[0][0]));
+#endif
+}
+TS_INLINE Table16 CountFrom(float first) { return {Add(ToFloat(Iota()), Broadcast(first))}; }
+
+// Sums and maxima over the lanes in one fixed order: halves are folded until one lane is left.
+TS_INLINE float ReduceAdd(const Vec& v) {
+  alignas(64) float lane[kLanes];
+  Store(lane, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+  }
+  return lane[0];
+}
+TS_INLINE float ReduceMax(const Vec& v) {
+  alignas(64) float lane[kLanes];
+  Store(lane, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
+  }
+  return lane[0];
+}
+
+// Loads and stores of the first `count` lanes, 0 < count <= 16; other lanes read `fill`.
+TS_INLINE Vec LoadPart(const float* p, int count, float fill) {
+  alignas(64) float lane[kLanes];
+  for (int i = 0; i < kLanes; ++i) lane[i] = i < count ? p[i] : fill;
+  return Load(lane);
+}
+TS_INLINE void StorePart(float* p, const Vec& v, int count) {
+  alignas(64) float lane[kLanes];
+  Store(lane, v);
+  for (int i = 0; i < count; ++i) p[i] = lane[i];
+}
+
+}  // namespace
+}  // namespace tokenspeed::cpu::TS_CPU_ISA_NAMESPACE
+
+#endif  // TOKENSPEED_KERNEL_CSRC_CPU_SIMD_H_

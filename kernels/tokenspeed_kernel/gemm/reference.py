@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: MIT
+"""Linear and embedding in float32 torch, from dense weights or GGUF blocks dequantised on the fly."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, DENSE_FORMATS, GGUF_LAYOUT, ROWS_LAYOUT, PackedWeight, Weight
+from tokenspeed_kernel.quant.reference import dequantize, dequantize_rows
+from tokenspeed_kernel.registry import Band, anywhere, kernel
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_TRAITS = {
+    "weight_format": (*DENSE_FORMATS, *BLOCK_FORMATS),
+    "weight_layout": (ROWS_LAYOUT, GGUF_LAYOUT),
+}
+
+
+@kernel("gemm.linear", name="reference", needs=anywhere(), dtypes=_FLOATS, traits=_TRAITS, band=Band.REFERENCE)
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multiply in float32 and round once."""
+    dense = dequantize(weight) if isinstance(weight, PackedWeight) else weight.float()
+    out = x.float() @ dense.T
+    if bias is not None:
+        out = out + bias.float()
+    return out.to(x.dtype)
+
+
+@kernel("gemm.embedding", name="reference", needs=anywhere(), dtypes=_FLOATS, traits=_TRAITS, band=Band.REFERENCE)
+def embedding(token_ids: torch.Tensor, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """Gather the rows, dequantise only them."""
+    index = token_ids.long()
+    if isinstance(weight, PackedWeight):
+        return dequantize_rows(weight.data[index], weight.format).to(dtype)
+    return weight[index].to(dtype)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Writing and copying paged keys and values."""

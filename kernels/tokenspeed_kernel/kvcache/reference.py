@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: MIT
+"""Paged cache writes and block copies in plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed_kernel.registry import Band, anywhere, kernel
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@kernel("kvcache.store", name="reference", needs=anywhere(), dtypes=_FLOATS, band=Band.REFERENCE)
+def store_kv(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """cache[slot // block_size, :, slot % block_size] = value, token by token."""
+    block_size = k_cache.shape[2]
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    k_cache[blocks, :, offsets] = k.to(k_cache.dtype)
+    v_cache[blocks, :, offsets] = v.to(v_cache.dtype)
+
+
+@kernel("kvcache.copy_blocks", name="reference", needs=anywhere(), dtypes=_FLOATS, band=Band.REFERENCE)
+def copy_blocks(caches: list[torch.Tensor], pairs: torch.Tensor) -> None:
+    """All sources are read before any destination is written."""
+    source, target = pairs[:, 0].long(), pairs[:, 1].long()
+    for cache in caches:
+        cache[target] = cache[source]

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Root-mean-square normalisation, alone or fused with the residual addition."""

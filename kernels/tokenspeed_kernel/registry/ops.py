@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""Every operation of the library with the traits that may decide between its solutions.
+
+Shapes, dtypes and meaning of the arguments are stated once, in `api`; a solution takes exactly those arguments.
+"""
+
+from tokenspeed_kernel.registry.spec import declare_op
+
+_WEIGHT = ("weight_format", "weight_layout")
+
+ATTENTION_PAGED = declare_op(
+    "attention.paged",
+    ("head_dim", "group_size", "block_size", "windowed", "kv_dtype"),
+    "causal attention over paged keys and values, decode and prefill rows mixed",
+)
+GEMM_LINEAR = declare_op("gemm.linear", _WEIGHT, "x @ weight.T + bias, dense or packed weight")
+GEMM_EMBEDDING = declare_op("gemm.embedding", _WEIGHT, "rows of a dense or packed table")
+QUANT_PREPARE = declare_op("quant.prepare", ("weight_format",), "re-pack a weight once for the device that uses it")
+NORM_RMS = declare_op("norm.rms", (), "root-mean-square normalisation")
+NORM_ADD_RMS = declare_op("norm.add_rms", (), "residual addition fused with root-mean-square normalisation")
+ACTIVATION_SILU_AND_MUL = declare_op("activation.silu_and_mul", (), "silu(gate) * up over halves of the last axis")
+ROPE_NEOX = declare_op("rope.neox", ("head_dim", "rot_dim"), "rotary embedding in place, half-split pairs")
+KVCACHE_STORE = declare_op("kvcache.store", ("head_dim", "block_size", "kv_dtype"), "write keys and values to slots")
+KVCACHE_COPY_BLOCKS = declare_op("kvcache.copy_blocks", (), "copy whole blocks within caches")
+SAMPLING_PENALTIES = declare_op("sampling.penalties", (), "repetition, frequency and presence penalties in place")
+SAMPLING_SAMPLE = declare_op("sampling.sample", (), "temperature, top-k, top-p, min-p, seeded Gumbel-max")
+SAMPLING_LOGPROBS = declare_op("sampling.logprobs", (), "log-probabilities of chosen and of most likely tokens")

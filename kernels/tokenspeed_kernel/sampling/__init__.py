@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Penalties, seeded sampling and log-probabilities."""
