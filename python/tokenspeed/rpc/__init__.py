@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Protocols between processes. No torch, no engine: only sockets, bytes and the messages' types."""

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT
+"""The engine's end of the ZMQ lane: one `EngineLane` a rank.
+
+It dials the gateway's handshake, registers, then receives requests (DEALER) and sends results (PUSH). `poll` and
+`close` belong to the thread that admits work, `send` and `reply` to the thread that publishes; those may be one
+thread. It never answers a request by itself, never retries a send, and knows nothing of tensors.
+When the gateway goes away, `poll` raises `LaneLost`: whatever was in flight has no reader any more; the engine
+aborts it and may `connect` again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from tokenspeed.rpc.lane import wire
+from tokenspeed.rpc.lane.wire import AbortRequests, AddRequest, ControlCall, EngineMessage, ReadyResponse
+
+__all__ = ["AbortRequests", "AddRequest", "ControlCall", "EngineLane", "LaneLost", "LaneTimeout", "ReadyResponse"]
+
+logger = logging.getLogger(__name__)
+
+_REPORT_INTERVAL_S = 30.0
+_CLOSE_LINGER_MS = 1000
+
+
+class LaneTimeout(TimeoutError):
+    """The gateway did not answer the handshake in time."""
+
+
+class LaneLost(ConnectionError):
+    """The gateway's socket disconnected after registration."""
+
+
+class EngineLane:
+    """One rank's connection to a gateway.
+
+    `handshake_address` is `tcp://host:port`; `engine_index` is the rank's number on this lane (0..65535);
+    `engine_count` is how many ranks dial in all, told by every rank.
+    """
+
+    def __init__(self, handshake_address: str, engine_index: int, ready: ReadyResponse, engine_count: int = 1) -> None:
+        self.handshake_address = handshake_address
+        self.engine_index = engine_index
+        self.ready = ready
+        self.engine_count = engine_count
+        self.dropped: Counter[str] = Counter()
+        """Frames that were received and not understood, or that could not be sent, by cause."""
+        self._identity = wire.identity_of(engine_index)
+        self._context = zmq.Context()
+        self._input: zmq.Socket[bytes] | None = None
+        self._output: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+
+    def connect(self, timeout_s: float) -> None:
+        """Dial and register. Raises `LaneTimeout` when the gateway does not answer within `timeout_s`."""
+        self._close_data_sockets(linger_ms=0)
+        init = self._shake_hands(timeout_s)
+        self._input = self._context.socket(zmq.DEALER)
+        self._input.setsockopt(zmq.IDENTITY, self._identity)
+        self._input.setsockopt(zmq.RCVHWM, 0)
+        self._monitor = self._input.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._input.connect(init.addresses.inputs[0])
+        self._output = self._context.socket(zmq.PUSH)
+        self._output.setsockopt(zmq.SNDHWM, 0)
+        self._output.connect(init.addresses.outputs[0])
+        self._input.send(wire.encode(self.ready))
+
+    def poll(self, timeout_s: float) -> list[EngineMessage]:
+        """Everything that has arrived, in order; waits up to `timeout_s` (0: not at all) for the first message.
+
+        Messages that cannot be read are dropped with a warning and counted. Raises `LaneLost` once the gateway's
+        socket is gone, after everything that arrived before has been returned.
+        """
+        socket, monitor = self._connected()
+        messages: list[EngineMessage] = []
+        if timeout_s > 0 and not socket.get(zmq.EVENTS) & zmq.POLLIN:
+            poller = zmq.Poller()
+            poller.register(socket, zmq.POLLIN)
+            poller.register(monitor, zmq.POLLIN)
+            poller.poll(timeout_s * 1000)
+        while socket.get(zmq.EVENTS) & zmq.POLLIN:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+            try:
+                messages.append(wire.decode_engine_message(frames))
+            except wire.WireError as error:
+                self.dropped["bad_request"] += 1
+                logger.warning("dropped a request that cannot be read: %s", error)
+        if not messages and monitor.get(zmq.EVENTS) & zmq.POLLIN:
+            recv_monitor_message(monitor, zmq.NOBLOCK)
+            raise LaneLost(f"the gateway at {self.handshake_address} disconnected")
+        return messages
+
+    def send(self, batch: wire.BatchTokenIDOutSlim) -> None:
+        """Send the results of a step. A batch without rows is a sign of life."""
+        self._push(wire.encode(batch), "output_not_sent")
+
+    def reply(self, call: ControlCall, success: bool, message: str) -> None:
+        """Answer a control call; one reply a call and rank."""
+        reply = wire.ControlReplySlim(call.call_id, success, message, self.engine_index)
+        self._push(wire.encode(reply), "reply_not_sent")
+
+    def close(self) -> None:
+        """Tell the gateway that this engine is gone, and close. May be called twice."""
+        if self._output is not None:
+            self._push(wire.ENGINE_CORE_DEAD, "dead_not_sent")
+        self._close_data_sockets(linger_ms=_CLOSE_LINGER_MS)
+        if not self._context.closed:
+            self._context.term()
+
+    def _push(self, payload: bytes, cause: str) -> None:
+        if self._output is None:
+            raise LaneLost("the lane is not connected")
+        try:
+            self._output.send(payload, zmq.NOBLOCK)
+        except zmq.Again:
+            # No peer: the gateway is gone and `poll` says so; there is nobody left to read this.
+            self.dropped[cause] += 1
+
+    def _connected(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        if self._input is None or self._monitor is None:
+            raise LaneLost("the lane is not connected")
+        return self._input, self._monitor
+
+    def _shake_hands(self, timeout_s: float) -> wire.Init:
+        deadline = time.monotonic() + timeout_s
+        with self._context.socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.IDENTITY, self._identity)
+            socket.setsockopt(zmq.LINGER, _CLOSE_LINGER_MS)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+            socket.connect(self.handshake_address)
+            socket.send(wire.encode(wire.Hello(engine_count=self.engine_count)))
+            while True:
+                init = self._receive_init(socket, deadline)
+                if init is not None:
+                    socket.send(wire.encode(wire.Ready()))
+                    return init
+
+    def _receive_init(self, socket: zmq.Socket[bytes], deadline: float) -> wire.Init | None:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise LaneTimeout(f"no gateway answered the handshake at {self.handshake_address}")
+        if not socket.poll(min(remaining_s, _REPORT_INTERVAL_S) * 1000):
+            logger.info("waiting for a gateway at %s", self.handshake_address)
+            return None
+        try:
+            return wire.decode_init(socket.recv_multipart()[-1])
+        except wire.WireError as error:
+            self.dropped["bad_init"] += 1
+            logger.warning("dropped a handshake message that cannot be read: %s", error)
+            return None
+
+    def _close_data_sockets(self, linger_ms: int) -> None:
+        if self._input is not None:
+            self._input.disable_monitor()
+        for socket in (self._monitor, self._input, self._output):
+            if socket is not None:
+                socket.close(linger=linger_ms)
+        self._input = self._output = self._monitor = None

@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: MIT
+"""The gateway's end of the ZMQ lane: one `GatewayLane` a worker URL, living on the asyncio loop's thread.
+
+It binds the handshake, the request and the result sockets, registers the ranks that dial, hands every result row to
+the sink of its request, and turns the loss of any rank into one `fail` a request in flight; then it binds anew and
+waits for all ranks to dial again. It never retries a request and never waits: every method returns at once.
+Results are pushed into sinks (no queue and no task per request here), because one step of a full batch carries
+hundreds of rows and a task switch for each would cost more than the row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import zmq
+
+from tokenspeed.rpc.lane import address, wire
+from tokenspeed.rpc.lane.rank import Rank
+
+logger = logging.getLogger(__name__)
+
+# An engine that stops sends its last results and ENGINE_CORE_DEAD on another connection than the one whose loss we
+# see first; they get this long to arrive before requests in flight are failed.
+_LAST_WORDS_S = 0.1
+_FRAMES_PER_TURN = 64
+_TCP_HEARTBEAT_MS = 2000
+_TCP_HEARTBEAT_TIMEOUT_MS = 8000
+
+
+class LaneState(enum.Enum):
+    """Where a lane is; requests are accepted in READY only."""
+
+    CLOSED = "closed"
+    HANDSHAKE = "handshake"
+    READY = "ready"
+
+
+class LaneNotReady(ConnectionError):
+    """No engine is registered; the request was not sent."""
+
+
+class RequestSink(Protocol):
+    """Who reads the results of one request. Called on the loop's thread; must not block or raise."""
+
+    def push(self, batch: wire.BatchTokenIDOutSlim, row: int) -> None:
+        """Row `row` of `batch` belongs to this request; the last one has a finish reason."""
+
+    def fail(self, reason: str) -> None:
+        """The engine is gone; nothing more will come."""
+
+
+@dataclass(frozen=True)
+class LaneOptions:
+    """How a lane is bound. `engine_count` None: as many ranks as the first HELLO says (1 when it says nothing)."""
+
+    engine_count: int | None
+    handshake_address: str | None
+    startup_timeout_s: float
+
+
+class GatewayLane:
+    """Sockets and registered ranks of one worker URL.
+
+    `on_state` is called after every change of state with a sentence that says why.
+    """
+
+    def __init__(self, url: str, options: LaneOptions, on_state: Callable[[LaneState, str], None]) -> None:
+        self.url = url
+        self.state = LaneState.CLOSED
+        self.ranks: dict[bytes, Rank] = {}
+        self.dropped: Counter[str] = Counter()
+        """Frames that could not be read or belonged to nobody, by cause."""
+        self.last_output_s = 0.0
+        """`time.monotonic()` of the last frame from any rank."""
+        self._options = options
+        self._on_state = on_state
+        self._sinks: dict[str, tuple[RequestSink, Rank]] = {}
+        self._calls: dict[int, tuple[asyncio.Future[list[wire.ControlReplySlim]], list[wire.ControlReplySlim]]] = {}
+        self._next_call = 0
+        self._context = zmq.Context()
+        self._handshake: zmq.Socket[bytes] | None = None
+        self._input: zmq.Socket[bytes] | None = None
+        self._output: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._expected = 1
+        self._doomed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # ---- life ------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Bind the sockets and wait for engines. Raises `AddressError` or `zmq.ZMQError` (address in use)."""
+        self._loop = asyncio.get_running_loop()
+        where = self._options.handshake_address or address.handshake_address(self.url)
+        self._handshake = self._socket(zmq.ROUTER)
+        self._handshake.bind(where)
+        self._watch(self._handshake, self._on_handshake)
+        self._bind_data()
+        self._set_state(LaneState.HANDSHAKE, f"waiting for an engine at {where}")
+
+    def close(self) -> None:
+        """Close every socket; requests in flight fail."""
+        if self.state is LaneState.CLOSED:
+            return
+        self._close_data("the gateway is stopping")
+        self._close_socket(self._handshake)
+        self._handshake = None
+        self._context.destroy(linger=100)
+        self._set_state(LaneState.CLOSED, "closed")
+
+    # ---- requests --------------------------------------------------------------------------------------------
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests sent and not yet finished, aborted or failed."""
+        return len(self._sinks)
+
+    @property
+    def ready_response(self) -> wire.ReadyResponse:
+        """What the first rank said about itself. Raises `LaneNotReady` before registration."""
+        if self.state is not LaneState.READY:
+            raise LaneNotReady(f"worker {self.url} has no engine")
+        response = next(iter(self.ranks.values())).response
+        assert response is not None  # READY means that every rank has registered
+        return response
+
+    def submit(self, request: wire.PlainGenerateReqInput | wire.TokenizedGenerateReqInput, sink: RequestSink) -> None:
+        """Send a request to the rank with the fewest in flight. Raises `LaneNotReady`; then nothing was sent."""
+        if self.state is not LaneState.READY:
+            raise LaneNotReady(f"worker {self.url} has no engine")
+        if request.rid in self._sinks:
+            raise ValueError(f"request id {request.rid!r} is in flight already")
+        rank = min(self.ranks.values(), key=lambda r: (r.num_in_flight, r.num_sent))
+        if not self._send(rank, wire.encode_request(request)):
+            raise LaneNotReady(f"worker {self.url} lost its engine")
+        rank.num_in_flight += 1
+        rank.num_sent += 1
+        if not rank.working_since_s:
+            rank.working_since_s = time.monotonic()
+        self._sinks[request.rid] = (sink, rank)
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Forget these requests and tell their ranks; ids that have ended are skipped."""
+        by_rank: dict[bytes, list[str]] = {}
+        for rid in request_ids:
+            rank = self._forget(rid)
+            if rank is not None:
+                by_rank.setdefault(rank.identity, []).append(rid)
+        for identity, rids in by_rank.items():
+            if identity in self.ranks:
+                self._send(self.ranks[identity], wire.encode_abort(rids))
+
+    def control(self, method: str, args: list[object]) -> asyncio.Future[list[wire.ControlReplySlim]]:
+        """Call every rank; the future gives a reply a rank, or `LaneNotReady` when the engine is lost meanwhile."""
+        if self.state is not LaneState.READY or self._loop is None:
+            raise LaneNotReady(f"worker {self.url} has no engine")
+        self._next_call += 1
+        future: asyncio.Future[list[wire.ControlReplySlim]] = self._loop.create_future()
+        self._calls[self._next_call] = (future, [])
+        frames = wire.encode_control(wire.ControlCall(self._next_call, method, args))
+        for rank in self.ranks.values():
+            self._send(rank, frames)
+        return future
+
+    # ---- sockets ---------------------------------------------------------------------------------------------
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        if kind == zmq.ROUTER:
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if self.url.startswith("tcp://"):
+            # A host that vanishes closes no connection.
+            socket.setsockopt(zmq.HEARTBEAT_IVL, _TCP_HEARTBEAT_MS)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TCP_HEARTBEAT_TIMEOUT_MS)
+        return socket
+
+    def _bind_data(self) -> None:
+        if self.url.startswith("ipc://"):
+            address.prepare_ipc_directory(self.url)
+        input_address, output_address = address.data_addresses(self.url)
+        self._input = self._socket(zmq.ROUTER)
+        self._monitor = self._input.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._input.bind(input_address)
+        self._output = self._socket(zmq.PULL)
+        self._output.bind(output_address)
+        self._watch(self._input, self._on_registration)
+        self._watch(self._monitor, self._on_disconnect)
+        self._watch(self._output, self._on_output)
+
+    def _close_data(self, reason: str) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        if self._input is not None and self._monitor is not None:
+            self._unwatch(self._monitor)
+            self._input.disable_monitor()
+        for socket in (self._input, self._output):
+            self._close_socket(socket)
+        self._input = self._output = self._monitor = None
+        self.ranks.clear()
+        sinks, self._sinks = self._sinks, {}
+        for sink, _ in sinks.values():
+            sink.fail(reason)
+        calls, self._calls = self._calls, {}
+        for future, _ in calls.values():
+            if not future.done():
+                future.set_exception(LaneNotReady(reason))
+
+    def _watch(self, socket: zmq.Socket[bytes], on_frames: Callable[[list[bytes]], None]) -> None:
+        # The descriptor of a ZMQ socket signals edges: every turn has to read until nothing is left.
+        assert self._loop is not None
+        self._loop.add_reader(socket.get(zmq.FD), self._drain, socket, on_frames)
+        self._loop.call_soon(self._drain, socket, on_frames)
+
+    def _unwatch(self, socket: zmq.Socket[bytes]) -> None:
+        if self._loop is not None and not self._loop.is_closed() and not socket.closed:
+            self._loop.remove_reader(socket.get(zmq.FD))
+
+    def _close_socket(self, socket: zmq.Socket[bytes] | None) -> None:
+        if socket is not None:
+            self._unwatch(socket)
+            socket.close()
+
+    def _drain(self, socket: zmq.Socket[bytes], on_frames: Callable[[list[bytes]], None]) -> None:
+        for _ in range(_FRAMES_PER_TURN):
+            if socket.closed or not socket.get(zmq.EVENTS) & zmq.POLLIN:
+                return
+            try:
+                on_frames(socket.recv_multipart(zmq.NOBLOCK))
+            except wire.WireError as error:
+                self.dropped["unreadable"] += 1
+                logger.warning("worker %s: dropped a frame that cannot be read: %s", self.url, error)
+        assert self._loop is not None
+        self._loop.call_soon(self._drain, socket, on_frames)
+
+    def _send(self, rank: Rank, frames: list[bytes]) -> bool:
+        """Send to a rank; False when it is gone (its loss is on its way then)."""
+        assert self._input is not None and self._loop is not None
+        try:
+            self._input.send_multipart([rank.identity, *frames], zmq.NOBLOCK)
+        except (zmq.Again, zmq.ZMQError) as error:
+            logger.warning("worker %s: rank %d cannot be reached: %s", self.url, rank.index, error)
+            self._lose_soon(f"rank {rank.index} cannot be reached")
+            return False
+        # A send may swallow the edge that announced a message to read.
+        if self._input.get(zmq.EVENTS) & zmq.POLLIN:
+            self._loop.call_soon(self._drain, self._input, self._on_registration)
+        return True
+
+    # ---- handshake -------------------------------------------------------------------------------------------
+
+    def _on_handshake(self, frames: list[bytes]) -> None:
+        if len(frames) != 2:
+            raise wire.WireError(f"a handshake message has one frame, got {len(frames) - 1}")
+        identity, payload = frames
+        message = wire.decode_handshake(payload)
+        if isinstance(message, wire.Hello):
+            if identity in self.ranks or self._doomed:
+                self._lose(f"rank {Rank.index_of(identity)} dialled again")
+            self._welcome(identity, message)
+        elif identity in self.ranks:
+            logger.debug("worker %s: rank %d has loaded its model", self.url, Rank.index_of(identity))
+
+    def _welcome(self, identity: bytes, hello: wire.Hello) -> None:
+        assert self._handshake is not None and self._input is not None and self._output is not None
+        if not self.ranks:
+            self._expected = self._options.engine_count or (hello.engine_count or 1)
+            self._later(self._options.startup_timeout_s, self._expire)
+        if len(self.ranks) >= self._expected:
+            logger.warning("worker %s: rank %d is one too many", self.url, Rank.index_of(identity))
+            self.dropped["surplus_rank"] += 1
+            return
+        self.ranks[identity] = Rank(identity)
+        addresses = wire.InitAddresses(
+            inputs=[self._input.get_string(zmq.LAST_ENDPOINT)],
+            outputs=[self._output.get_string(zmq.LAST_ENDPOINT)],
+            coordinator_input=None,
+            coordinator_output=None,
+            frontend_stats_publish_address=None,
+        )
+        self._handshake.send_multipart([identity, wire.encode(wire.Init(addresses, {}))], zmq.NOBLOCK)
+
+    def _on_registration(self, frames: list[bytes]) -> None:
+        identity, payload = frames[0], frames[-1]
+        response = wire.decode_ready_response(payload)
+        rank = self.ranks.get(identity)
+        if rank is None:
+            self.dropped["unknown_rank"] += 1
+            logger.warning("worker %s: a rank registered without saying hello", self.url)
+            return
+        rank.response = response
+        if len(self.ranks) == self._expected and all(r.response is not None for r in self.ranks.values()):
+            self.last_output_s = time.monotonic()
+            self._set_state(LaneState.READY, f"{self._expected} rank(s) registered")
+
+    def _expire(self) -> None:
+        if self.state is LaneState.HANDSHAKE:
+            self._lose(f"only {len(self.ranks)} of {self._expected} ranks registered in time")
+
+    # ---- results ---------------------------------------------------------------------------------------------
+
+    def _on_output(self, frames: list[bytes]) -> None:
+        payload = frames[0]
+        if payload == wire.ENGINE_CORE_DEAD:
+            self._lose("the engine says that it is going away")
+            return
+        message = wire.decode_output(payload)
+        if isinstance(message, wire.ControlReplySlim):
+            self._on_reply(message)
+            return
+        now = self.last_output_s = time.monotonic()
+        rank = self.ranks.get(wire.identity_of(message.engine_index))
+        if rank is not None:
+            rank.on_batch(message, now)
+        sinks = self._sinks
+        for row, rid in enumerate(message.rids):
+            entry = sinks.get(rid)
+            if entry is None:
+                # Normal after an abort: steps in flight still carry the request.
+                self.dropped["unknown_request"] += 1
+                continue
+            if message.finished_reasons[row]:
+                self._forget(rid)
+            entry[0].push(message, row)
+
+    def _on_reply(self, reply: wire.ControlReplySlim) -> None:
+        entry = self._calls.get(reply.call_id) if isinstance(reply.call_id, int) else None
+        if entry is None:
+            self.dropped["unknown_call"] += 1
+            return
+        future, replies = entry
+        replies.append(reply)
+        if len(replies) == len(self.ranks):
+            del self._calls[int(reply.call_id)]
+            if not future.done():
+                future.set_result(replies)
+
+    def _forget(self, rid: str) -> Rank | None:
+        entry = self._sinks.pop(rid, None)
+        if entry is None:
+            return None
+        entry[1].num_in_flight -= 1
+        if not entry[1].num_in_flight:
+            entry[1].working_since_s = 0.0
+        return entry[1]
+
+    # ---- loss ------------------------------------------------------------------------------------------------
+
+    def _on_disconnect(self, frames: list[bytes]) -> None:
+        if self.ranks:
+            self._lose_soon("an engine disconnected")
+
+    def _lose_soon(self, reason: str) -> None:
+        if self.state is LaneState.READY:
+            self._set_state(LaneState.HANDSHAKE, reason)
+        self._doomed = True
+        self._later(_LAST_WORDS_S, self._lose, reason)
+
+    def _lose(self, reason: str) -> None:
+        self._close_data(f"worker {self.url}: {reason}")
+        self._doomed = False
+        self._bind_data()
+        self._set_state(LaneState.HANDSHAKE, reason)
+
+    def _later(self, delay_s: float, call: Callable[..., None], *args: object) -> None:
+        assert self._loop is not None
+        self._timers.append(self._loop.call_later(delay_s, call, *args))
+
+    def _set_state(self, state: LaneState, reason: str) -> None:
+        if state is not self.state:
+            self.state = state
+            self._on_state(state, reason)
