@@ -216,7 +216,7 @@ class Hello(msgspec.Struct, frozen=True, tag_field="status", tag="HELLO"):
     local: bool = True
     headless: bool = True
     parallel_config_hash: str | None = None
-    engine_count: int | None | msgspec.UnsetType = msgspec.UNSET
+    engine_count: int | msgspec.UnsetType | None = msgspec.UNSET
     """How many ranks will dial; only the first one's number counts."""
 
 
@@ -313,7 +313,7 @@ def identity_of(engine_index: int) -> bytes:
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """msgpack bytes of any struct of this module."""
+    """Msgpack bytes of any struct of this module."""
     return _encoder.encode(message)
 
 

@@ -97,7 +97,7 @@ def test_a_result_of_an_older_engine_is_read_whatever_it_leaves_out(elements: in
 
 
 def test_a_result_of_a_newer_engine_is_read_without_its_extra_columns() -> None:
-    array = msgspec.msgpack.decode(wire.encode(BATCH)) + [["new"], 3]
+    array = [*msgspec.msgpack.decode(wire.encode(BATCH)), ["new"], 3]
     assert wire.decode_output(msgspec.msgpack.encode(array)) == BATCH
 
 
