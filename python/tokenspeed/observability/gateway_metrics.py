@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: MIT
+"""The gateway's metrics under the names that dashboards of the SMG gateway read (smg_*), and the engines' load.
+
+Owns: one `CollectorRegistry` and its collectors. Called by the gateway's HTTP layer and router on the event loop's
+thread; every call is a few dictionary look-ups, nothing blocks. Never reads a clock: callers pass seconds.
+
+The engines' gauges (tokenspeed:num_requests_running, ...) are exported here too, from the load that every frame of
+the lane carries, so that one scrape of the gateway shows the whole deployment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+# Upper bounds in seconds. Latencies of a laptop's CPU and of a GPU cluster both fall inside.
+DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 45, 60, 90, 120, 180, 240)
+TOKEN_LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+
+
+@dataclass(frozen=True)
+class RouteLabels:
+    """What identifies a kind of routed request.
+
+    endpoint: "chat", "completions", "generate", ...; model: the served name, "other" for names nobody serves (a
+    client must not be able to create label values); connection_mode: "zmq" or "grpc".
+    """
+
+    model: str
+    endpoint: str
+    connection_mode: str
+
+    @property
+    def values(self) -> tuple[str, str, str, str, str]:
+        """The label values in the order of ROUTE_LABELS."""
+        return (self.connection_mode, "regular", self.connection_mode, self.model, self.endpoint)
+
+
+ROUTE_LABELS = ("router_type", "backend_type", "connection_mode", "model", "endpoint")
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """The course of one answered request, in seconds from its arrival at the gateway.
+
+    first_token_s is None when no token came. num_output_tokens counts all choices.
+    """
+
+    total_s: float
+    first_token_s: float | None
+    num_output_tokens: int
+
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """The load an engine rank last reported. Blocks are KV blocks; active ones belong to running requests."""
+
+    num_running: int
+    num_waiting: int
+    num_active_blocks: int
+    num_total_blocks: int
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV pool that running requests hold, 0 to 1."""
+        return self.num_active_blocks / self.num_total_blocks if self.num_total_blocks > 0 else 0.0
+
+
+class GatewayMetrics:
+    """All collectors of one gateway process. Make one per process (or per test) and hand it down."""
+
+    def __init__(self, duration_buckets_s: tuple[float, ...] = DURATION_BUCKETS_S) -> None:
+        self.registry = CollectorRegistry()
+        self._make_http(duration_buckets_s)
+        self._make_router(duration_buckets_s)
+        self._make_workers()
+
+    def render(self) -> bytes:
+        """The text of GET /metrics; its content type is CONTENT_TYPE."""
+        return generate_latest(self.registry)
+
+    # HTTP: every request, whatever it asks for.
+
+    def http_started(self) -> None:
+        """A request's head has been read."""
+        self._http_active.inc()
+
+    def http_finished(self, method: str, path: str, status: int, error_code: str, duration_s: float) -> None:
+        """The answer's last byte is out, or the client has left.
+
+        path is the route's pattern, never the client's string; error_code is "" for a success.
+        """
+        self._http_active.dec()
+        self._http_requests.labels(method, path).inc()
+        self._http_responses.labels(path, str(status), error_code).inc()
+        self._http_duration.labels(method, path).observe(duration_s)
+
+    # Router: requests that need an engine.
+
+    def route_started(self, route: RouteLabels, streaming: bool) -> None:
+        """A valid request was accepted for routing."""
+        self._router_requests.labels(*route.values, "true" if streaming else "false").inc()
+
+    def route_failed(self, route: RouteLabels, error_type: str, reason: str) -> None:
+        """The request ended with an error; reason is the error's machine-readable code."""
+        self._router_errors.labels(*route.values, error_type, reason).inc()
+
+    def route_finished(self, route: RouteLabels, times: RequestTimes) -> None:
+        """The request ended with an answer: records its latencies."""
+        self._router_duration.labels(*route.values).observe(times.total_s)
+        if times.first_token_s is None:
+            return
+        self._router_ttft.labels(*route.values).observe(times.first_token_s)
+        generation_s = times.total_s - times.first_token_s
+        self._router_generation.labels(*route.values).observe(generation_s)
+        if times.num_output_tokens > 1:
+            self._router_tpot.labels(*route.values).observe(generation_s / (times.num_output_tokens - 1))
+
+    def tokens(self, route: RouteLabels, num_input: int, num_cached: int, num_output: int) -> None:
+        """Tokens of one finished or broken request; cached ones are part of the input."""
+        for token_type, num_tokens in (("input", num_input), ("cached", num_cached), ("output", num_output)):
+            self._router_tokens.labels(*route.values, token_type).inc(num_tokens)
+
+    # Workers.
+
+    def worker_health(self, worker: str, healthy: bool) -> None:
+        """A worker became ready (True) or was lost (False)."""
+        self._worker_health.labels(worker).set(1 if healthy else 0)
+
+    def worker_pool(self, connection_mode: str, model: str, num_workers: int) -> None:
+        """How many workers serve a model now."""
+        self._worker_pool.labels("regular", connection_mode, model).set(num_workers)
+
+    def worker_requests_active(self, worker: str, num_requests: int) -> None:
+        """Requests that the gateway has in flight on a worker."""
+        self._worker_active.labels(worker).set(num_requests)
+
+    def worker_retried(self, endpoint: str) -> None:
+        """An attempt failed and the request was sent again."""
+        self._worker_retries.labels("regular", endpoint).inc()
+
+    def worker_retries_exhausted(self, endpoint: str) -> None:
+        """The last allowed attempt failed."""
+        self._worker_retries_exhausted.labels("regular", endpoint).inc()
+
+    def worker_load(self, worker: str, model: str, load: WorkerLoad) -> None:
+        """An engine rank reported its load."""
+        self._engine_running.labels(worker).set(load.num_running)
+        self._engine_waiting.labels(worker).set(load.num_waiting)
+        self._engine_usage.labels(worker).set(load.kv_usage)
+        self._load_running.labels(model, worker).set(load.num_running)
+        self._load_waiting.labels(model, worker).set(load.num_waiting)
+        self._load_usage.labels(model, worker).set(load.kv_usage)
+
+    def worker_removed(self, worker: str, model: str) -> None:
+        """A worker left for good: its series end, so that sums over workers stay true."""
+        for gauge in (self._worker_health, self._worker_active, self._engine_running, self._engine_waiting):
+            _drop(gauge, worker)
+        _drop(self._engine_usage, worker)
+        for gauge in (self._load_running, self._load_waiting, self._load_usage):
+            _drop(gauge, model, worker)
+
+    def _make_http(self, buckets: tuple[float, ...]) -> None:
+        registry = self.registry
+        self._http_active = Gauge("smg_http_connections_active", "HTTP requests being answered.", registry=registry)
+        self._http_requests = Counter(
+            "smg_http_requests_total", "HTTP requests.", ("method", "path"), registry=registry
+        )
+        self._http_responses = Counter(
+            "smg_http_responses_total", "HTTP answers.", ("path", "status_code", "error_code"), registry=registry
+        )
+        self._http_duration = Histogram(
+            "smg_http_request_duration_seconds",
+            "From the request's head to the answer's last byte.",
+            ("method", "path"),
+            registry=registry,
+            buckets=buckets,
+        )
+
+    def _make_router(self, buckets: tuple[float, ...]) -> None:
+        registry = self.registry
+        self._router_requests = Counter(
+            "smg_router_requests_total", "Requests routed.", (*ROUTE_LABELS, "streaming"), registry=registry
+        )
+        self._router_errors = Counter(
+            "smg_router_request_errors_total",
+            "Routed requests that ended with an error.",
+            (*ROUTE_LABELS, "error_type", "reason"),
+            registry=registry,
+        )
+        self._router_tokens = Counter(
+            "smg_router_tokens_total",
+            "Tokens by type: input, cached (part of input), output.",
+            (*ROUTE_LABELS, "token_type"),
+            registry=registry,
+        )
+        self._router_duration = self._route_histogram("request_duration", "Arrival to the last token.", buckets)
+        self._router_ttft = self._route_histogram("ttft", "Arrival to the first token.", buckets)
+        self._router_generation = self._route_histogram("generation_duration", "First to last token.", buckets)
+        self._router_tpot = self._route_histogram(
+            "tpot", "Mean time between tokens after the first.", TOKEN_LATENCY_BUCKETS_S
+        )
+
+    def _make_workers(self) -> None:
+        registry = self.registry
+        retry_labels = ("worker_type", "endpoint")
+        self._worker_health = self._gauge("smg_worker_health", "1 when a worker is ready.", "worker")
+        self._worker_active = self._gauge("smg_worker_requests_active", "Requests in flight.", "worker")
+        self._worker_pool = self._gauge(
+            "smg_worker_pool_size", "Workers that serve a model.", "worker_type", "connection_mode", "model"
+        )
+        self._worker_retries = Counter(
+            "smg_worker_retries_total", "Attempts sent again.", retry_labels, registry=registry
+        )
+        self._worker_retries_exhausted = Counter(
+            "smg_worker_retries_exhausted_total", "Requests out of attempts.", retry_labels, registry=registry
+        )
+        self._engine_running = self._gauge("smg_engine_running_requests", "Requests an engine runs.", "worker")
+        self._engine_waiting = self._gauge("smg_engine_waiting_requests", "Requests an engine queues.", "worker")
+        self._engine_usage = self._gauge("smg_engine_token_usage", "Share of the KV pool in use, 0 to 1.", "worker")
+        by_rank = ("model_name", "worker")
+        self._load_running = self._gauge("tokenspeed:num_requests_running", "Requests that run.", *by_rank)
+        self._load_waiting = self._gauge("tokenspeed:num_requests_waiting", "Requests that wait.", *by_rank)
+        self._load_usage = self._gauge(
+            "tokenspeed:kv_cache_usage_perc", "Share of the KV pool held by running requests, 0 to 1.", *by_rank
+        )
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def _route_histogram(self, what: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        name = f"smg_router_{what}_seconds"
+        return Histogram(name, text, ROUTE_LABELS, registry=self.registry, buckets=buckets)
+
+
+def _drop(gauge: Gauge, *values: str) -> None:
+    """Ends a series; one that never began is fine (a worker may go before it reports)."""
+    try:
+        gauge.remove(*values)
+    except KeyError:
+        return
