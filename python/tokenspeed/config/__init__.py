@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Settings: one frozen dataclass a component, made from flags, hardware and model by pure functions. No torch."""

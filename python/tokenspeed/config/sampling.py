@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: MIT
+"""What one request asks of the sampler, and the checks of it.
+
+The gateway, the offline engine and the engine's admission all call `SamplingParams.validate`, so a value is legal
+everywhere or nowhere. Every refusal is a `RequestError` that names the field and carries a code; nothing is clamped
+or ignored. Pure: no torch, no clock, no randomness (seeds that nobody gave are drawn by the engine).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+TOP_K_OFF = -1
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 64
+MAX_LOGIT_BIASES = 1024
+SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+
+_U64 = 0xFFFFFFFFFFFFFFFF
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+class RequestError(ValueError):
+    """The caller's fault. `field` is the parameter, `code` machine-readable, the text one sentence for people."""
+
+    def __init__(self, field: str, code: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens of one request are drawn and when it ends. `validate` before use."""
+
+    max_new_tokens: int | None = None
+    """None: as many as the context has room for."""
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = TOP_K_OFF
+    """Values <= 0 are off."""
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    """Text that ends the request; a single string is one. Matched by whoever holds the text, not by the engine."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Honoured with `ignore_eos` too."""
+    ignore_eos: bool = False
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    """None: no logprobs. 0: of the sampled token. k: also of the k most probable ones."""
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    stream_interval: int = 1
+    """Tokens gathered before a stream hands them on."""
+
+    def __post_init__(self) -> None:
+        # A lone string and None are spellings of a list; every later reader sees a tuple.
+        object.__setattr__(self, "stop", _as_tuple(self.stop, str))
+        object.__setattr__(self, "stop_token_ids", _as_tuple(self.stop_token_ids, int))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Build from names and values; an unknown name is a `RequestError`."""
+        known = {field.name for field in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise RequestError(name, "unknown_parameter", f"{name} is not a sampling parameter")
+        return cls(**values)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token always wins."""
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def wants_penalties(self) -> bool:
+        return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
+
+    def validate(self, vocab_size: int, max_model_len: int) -> None:
+        """Raise `RequestError` for the first field that this model cannot honour. O(size of the parameters)."""
+        _check_number("temperature", self.temperature, 0.0, 100.0)
+        _check_number("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _check_int("top_k", self.top_k, SEED_MIN, SEED_MAX)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        # Beyond these, float32 logits overflow.
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _check_int("n", self.n, 1, MAX_CHOICES)
+        _check_int("stream_interval", self.stream_interval, 1, max_model_len)
+        if self.seed is not None:
+            _check_int("seed", self.seed, SEED_MIN, SEED_MAX)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, min(MAX_LOGPROBS, vocab_size))
+        for name in (
+            "ignore_eos",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "include_stop_str_in_output",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(name, "invalid_type", f"{name} must be true or false, got {getattr(self, name)!r}")
+        self._validate_lengths(max_model_len)
+        self._validate_stops(vocab_size)
+        self._validate_bias(vocab_size)
+
+    def _validate_lengths(self, max_model_len: int) -> None:
+        if self.max_new_tokens is not None:
+            _check_int("max_new_tokens", self.max_new_tokens, 1, SEED_MAX)
+        _check_int("min_new_tokens", self.min_new_tokens, 0, max_model_len)
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise RequestError(
+                "min_new_tokens",
+                "invalid_value",
+                f"min_new_tokens ({self.min_new_tokens}) is more than max_new_tokens ({self.max_new_tokens})",
+            )
+
+    def _validate_stops(self, vocab_size: int) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(
+                "stop", "invalid_value", f"stop has {len(self.stop)} strings, at most {MAX_STOP_STRINGS}"
+            )
+        for text in self.stop:
+            if not isinstance(text, str):
+                raise RequestError("stop", "invalid_type", f"stop must be strings, got {text!r}")
+            if not text:
+                raise RequestError("stop", "invalid_value", "stop has an empty string, which every text contains")
+        for token in self.stop_token_ids:
+            _check_int("stop_token_ids", token, 0, vocab_size - 1)
+
+    def _validate_bias(self, vocab_size: int) -> None:
+        if self.logit_bias is None:
+            return
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError("logit_bias", "invalid_type", "logit_bias must map token ids to numbers")
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise RequestError(
+                "logit_bias",
+                "invalid_value",
+                f"logit_bias has {len(self.logit_bias)} entries, at most {MAX_LOGIT_BIASES}",
+            )
+        for token, bias in self.logit_bias.items():
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise RequestError("logit_bias", "invalid_type", f"logit_bias: {token!r} is not a token id")
+            if not 0 <= token < vocab_size:
+                raise RequestError(
+                    "logit_bias",
+                    "invalid_value",
+                    f"logit_bias: token {token} is outside the vocabulary of {vocab_size}",
+                )
+            _check_number("logit_bias", bias, -100.0, 100.0)
+
+
+def check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise `RequestError` for an empty prompt or a token outside the vocabulary."""
+    if len(token_ids) == 0:
+        raise RequestError("prompt", "empty_prompt", "the prompt has no tokens")
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= vocab_size:
+        bad = low if low < 0 else high
+        raise RequestError(
+            "prompt", "invalid_token_id", f"prompt: token {bad} is outside the vocabulary of {vocab_size}"
+        )
+
+
+def room_for_output(num_prompt_tokens: int, max_new_tokens: int | None, max_model_len: int) -> int:
+    """How many tokens the request may generate.
+
+    Raises `RequestError("prompt", "context_length_exceeded")` when prompt and output do not fit in `max_model_len`
+    tokens; it names the limit, the prompt and what was asked for.
+    """
+    asked = 1 if max_new_tokens is None else max_new_tokens
+    if num_prompt_tokens + asked > max_model_len:
+        output = "no room for a token of output" if max_new_tokens is None else f"{max_new_tokens} tokens asked for"
+        raise RequestError(
+            "prompt",
+            "context_length_exceeded",
+            f"the context is {max_model_len} tokens; the prompt has {num_prompt_tokens}, with {output}",
+        )
+    return max_model_len - num_prompt_tokens if max_new_tokens is None else max_new_tokens
+
+
+def derive_seed(seed: int, choice: int) -> int:
+    """The seed of choice `choice` of a request: choice 0 keeps the request's own, so n = 1 and n > 1 agree on it."""
+    if choice == 0:
+        return seed
+    return splitmix64(seed + choice * _GOLDEN) & SEED_MAX
+
+
+def splitmix64(state: int) -> int:
+    """The output of SplitMix64 (Steele, Lea and Flood, 2014) for `state`: 64 well-mixed bits."""
+    z = (state + _GOLDEN) & _U64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _U64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _U64
+    return z ^ (z >> 31)
+
+
+def _as_tuple(value: Any, scalar: type) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, scalar):
+        return (value,)
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        return (value,)  # of the wrong type: validate() says so
+    return tuple(value)
+
+
+def _check_number(name: str, value: Any, low: float, high: float, low_open: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RequestError(name, "invalid_type", f"{name} must be a number, got {value!r}")
+    inside = low < value <= high if low_open else low <= value <= high
+    if not inside or not math.isfinite(value):
+        bracket = "(" if low_open else "["
+        raise RequestError(name, "invalid_value", f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}")
+
+
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(name, "invalid_type", f"{name} must be an integer, got {value!r}")
+    if not low <= value <= high:
+        limits = f"at least {low}" if high == SEED_MAX else f"in [{low}, {high}]"
+        raise RequestError(name, "invalid_value", f"{name} must be {limits}, got {value!r}")
