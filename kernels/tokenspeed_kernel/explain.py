@@ -37,8 +37,7 @@ def explain_text(op: str, arguments: Sequence[str] = ()) -> str:
 def list_text() -> str:
     """Every operation with its traits and the names of its solutions, best rank first."""
     lines = [current_platform().describe()]
-    for name in _all_ops():
-        op = operations()[name]
+    for name, op in sorted(operations().items()):
         lines.append(f"{name}: {op.summary}")
         lines.append(f"  traits: {', '.join(op.trait_names) or 'none'}")
         lines.append(f"  solutions: {', '.join(item.name for item in solutions(name))}")
@@ -53,13 +52,6 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _all_ops() -> list[str]:
-    from tokenspeed_kernel.registry import ops  # declares them
-
-    del ops
-    return sorted(operations())
 
 
 def _value(text: str) -> Hashable:

@@ -52,9 +52,9 @@ def sample(
     seeds: int64 [S], the request's seed.
     positions: int64 [S], the index the new token will have in its sequence.
 
-    Among what is left, takes the largest of logit / temperature + Gumbel noise, the lowest id among equals. The
-    noise of token v is -log(-log(u)), u = min((word >> 8) * 2^-24 + 2^-25, 1 - 2^-24), where word is output
-    v % 4 of Philox4x32-10 with key (seed's low, high word) and counter (v // 4, position's low, high word, 0).
+    Among what is left, takes the largest of (logit - largest) / temperature + Gumbel noise, the lowest id among
+    equals. The noise of token v is -log(-log(u)), u = min((word >> 8) * 2^-24 + 2^-25, 1 - 2^-24), where word is
+    output v % 4 of Philox4x32-10 with key (seed's low, high word) and counter (v // 4, position's low, high word, 0).
 
     Returns int32 [S].
     """

@@ -6,6 +6,7 @@ The answer is cached per (device, dtype, traits), so a warm call costs one dicti
 no tensors and starts no threads; reading it from several threads is safe, registering is done while importing.
 """
 
+from tokenspeed_kernel.registry import ops
 from tokenspeed_kernel.registry.errors import KernelError
 from tokenspeed_kernel.registry.platform import Platform, current_platform
 from tokenspeed_kernel.registry.requirements import Requirement, anywhere, cpu, cuda
@@ -40,6 +41,7 @@ __all__ = [
     "explain",
     "kernel",
     "operations",
+    "ops",
     "override",
     "parse_overrides",
     "select",

@@ -35,11 +35,10 @@ def load(everything: bool = False) -> None:
         return
     first = not _loaded_levels
     _loaded_levels.add(everything)
-    importlib.import_module(f"{_PACKAGE}.registry.ops")
     for module in _family_modules():
         _load_module(module, everything)
     if first:
-        _load_plugins()
+        load_plugins()
 
 
 def unavailable(op: str) -> list[tuple[str, str]]:
@@ -91,7 +90,8 @@ def _warn_once_no_cpu() -> None:
         _log.warning("tokenspeed_kernel._cpu is not built: CPU tensors use the slow reference solutions")
 
 
-def _load_plugins() -> None:
+def load_plugins() -> None:
+    """Import every plugin once more and call those that are callables; KernelError names one that fails."""
     for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP):
         try:
             plugin = entry.load()

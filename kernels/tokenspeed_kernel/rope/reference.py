@@ -22,5 +22,5 @@ def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: tor
     cos, sin = table[..., :half], table[..., half:]
     for heads in (q, k):
         low, high = heads[..., :half].float(), heads[..., half : 2 * half].float()
-        heads[..., :half] = (low * cos - high * sin).to(heads.dtype)
-        heads[..., half : 2 * half] = (high * cos + low * sin).to(heads.dtype)
+        turned = low * cos - high * sin, high * cos + low * sin  # both before the first write
+        heads[..., :half], heads[..., half : 2 * half] = (part.to(heads.dtype) for part in turned)

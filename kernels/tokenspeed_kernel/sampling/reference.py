@@ -45,12 +45,19 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Greedy rows take the first largest logit; the others the largest of scaled logit plus Gumbel noise."""
+    """Greedy rows take the first largest logit; the others the largest of filtered, scaled logit plus noise."""
     greedy = temperature <= 0
-    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
+    scaled = scale_logits(logits, temperature)
     kept = keep_min_p(keep_top_p(keep_top_k(scaled, top_k), top_p), min_p)
     noisy = kept + gumbel(seeds, positions, logits.shape[1])
     return torch.where(greedy, first_argmax(logits), first_argmax(noisy)).int()
+
+
+def scale_logits(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """(logit - largest) / temperature: the largest is 0, so that no temperature, however small, overflows."""
+    largest = logits.amax(dim=1, keepdim=True)
+    largest = torch.where(largest == float("-inf"), 0.0, largest)
+    return (logits - largest) / torch.where(temperature <= 0, 1.0, temperature)[:, None]
 
 
 def first_argmax(values: torch.Tensor) -> torch.Tensor:

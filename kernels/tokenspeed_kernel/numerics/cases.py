@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: MIT
+"""Random calls of every operation: small, odd-sized, seeded, the same on every machine.
+
+A `Case` holds the arguments of one api call as CPU tensors in the dtype under test. Sizes are chosen to reach the
+edges of tiles (1, odd, just past a power of two) while the Triton interpreter still runs them in a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, PackedWeight, row_bytes
+
+Dtype = torch.dtype
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call.
+
+    op: operation name; label: what is particular about the call; dtype: the activations'.
+    args: the api call's positional arguments, tensors on the CPU.
+    mutated: indices of arguments that the call changes; they are compared after it, whole.
+    traits: the call's selection traits, those of a weight left out (its layout depends on the device).
+    """
+
+    op: str
+    label: str
+    dtype: Dtype
+    args: tuple[Any, ...]
+    mutated: tuple[int, ...] = ()
+    traits: Mapping[str, Hashable] = field(default_factory=dict)
+
+
+def cases(op: str, dtype: Dtype, seed: int = 0) -> list[Case]:
+    """The random calls of `op` with activations of `dtype`; empty where the operation does not take it."""
+    return [] if op not in _MAKERS else list(_MAKERS[op](dtype, torch.Generator().manual_seed(seed)))
+
+
+def covered_ops() -> list[str]:
+    """Operations that have cases."""
+    return sorted(_MAKERS)
+
+
+def normal(generator: torch.Generator, *shape: int, dtype: Dtype = torch.float32, std: float = 1.0) -> torch.Tensor:
+    """Normal values of `std`, rounded to `dtype`."""
+    return (torch.randn(*shape, generator=generator) * std).to(dtype)
+
+
+def strided_tokens(values: torch.Tensor) -> torch.Tensor:
+    """The same [T, heads, D] values as a view whose tokens lie apart, as in a fused projection."""
+    tokens, heads, size = values.shape
+    wide = torch.full((tokens, heads * size + 8 * size), float("nan"), dtype=values.dtype)
+    wide[:, : heads * size] = values.reshape(tokens, heads * size)
+    return wide[:, : heads * size].unflatten(1, (heads, size))
+
+
+def packed_weight(generator: torch.Generator, format: str, rows: int, columns: int) -> PackedWeight:
+    """Random GGUF bytes whose float16 scales are small, so that values stay near one."""
+    block = BLOCK_FORMATS[format]
+    data = torch.randint(0, 256, (rows, row_bytes(format, columns)), generator=generator, dtype=torch.uint8)
+    blocks = data.view(rows, -1, block.num_bytes)
+    for at, size in _SCALES[format]:
+        scales = (torch.rand(blocks.shape[:2], generator=generator) + 0.5) * size
+        blocks[:, :, at : at + 2] = scales.half().view(torch.uint8).view(*blocks.shape[:2], 2)
+    return PackedWeight(data, format, (rows, columns))
+
+
+# Per format: byte offset and magnitude of each float16 in a block.
+_SCALES: dict[str, tuple[tuple[int, float], ...]] = {
+    "q4_0": ((0, 0.02),),
+    "q4_1": ((0, 0.02), (2, -0.15)),
+    "q5_0": ((0, 0.01),),
+    "q5_1": ((0, 0.01), (2, -0.15)),
+    "q8_0": ((0, 0.001),),
+    "q4_k": ((0, 0.0005), (2, 0.004)),
+    "q5_k": ((0, 0.0003), (2, 0.004)),
+    "q6_k": ((208, 0.0001),),
+}
+
+
+def paged_metadata(
+    generator: torch.Generator, rows: Iterable[tuple[int, int]], block_size: int
+) -> tuple[AttentionMetadata, int]:
+    """Metadata for rows of (query_len, kv_len), decodes first, over shuffled blocks; returns it and num_blocks.
+
+    Block 0 stays unused; the columns past a row's length hold a block number that must never be read.
+    """
+    query_lens, kv_lens = zip(*rows, strict=True)
+    counts = [-(-length // block_size) for length in kv_lens]
+    num_blocks = 1 + sum(counts)
+    order = (torch.randperm(num_blocks - 1, generator=generator) + 1).int()
+    tables = torch.full((len(counts), max(counts)), 2**30, dtype=torch.int32)
+    for row, blocks in enumerate(order.split(counts)):
+        tables[row, : counts[row]] = blocks
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+    num_decode_rows = next((i for i, length in enumerate(query_lens) if length != 1), len(query_lens))
+    meta = AttentionMetadata(
+        tables, starts, torch.tensor(kv_lens, dtype=torch.int32), max(query_lens), max(kv_lens), num_decode_rows
+    )
+    return meta, num_blocks
+
+
+_ATTENTION_ROWS: dict[str, list[tuple[int, int]]] = {
+    "one decode row": [(1, 37)],
+    "decode rows of many lengths": [(1, 1), (1, 16), (1, 17), (1, 300)],
+    "a whole prompt": [(19, 19)],
+    "a chunk after a prefix": [(13, 70)],
+    "decodes and chunks mixed": [(1, 33), (1, 5), (18, 50), (1, 40), (3, 3)],
+}
+
+
+def _attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for label, rows in _ATTENTION_ROWS.items():
+        for heads, kv_heads, head_dim, block_size, window in (
+            (3, 1, 64, 16, 0),
+            (4, 4, 32, 16, 20),
+            (8, 2, 128, 32, 0),
+        ):
+            meta, num_blocks = paged_metadata(generator, rows, block_size)
+            tokens = int(meta.query_start[-1])
+            q = normal(generator, tokens, heads, head_dim, dtype=dtype, std=2.0)
+            caches = [normal(generator, num_blocks, kv_heads, block_size, head_dim, dtype=dtype) for _ in range(2)]
+            for cache in caches:
+                cache[0] = float("nan")  # the block nobody owns
+            traits = {
+                "head_dim": head_dim,
+                "group_size": heads // kv_heads,
+                "block_size": block_size,
+                "windowed": window > 0,
+                "kv_dtype": dtype,
+            }
+            name = f"{label}, {heads}/{kv_heads} heads of {head_dim}, window {window}"
+            queries = strided_tokens(q) if heads == 3 else q
+            yield Case("attention.paged", name, dtype, (queries, *caches, meta, head_dim**-0.5, window), traits=traits)
+
+
+def _linear(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for tokens, columns, rows, biased in ((1, 64, 33, False), (5, 96, 48, True), (17, 256, 65, False)):
+        x = normal(generator, tokens, columns, dtype=dtype)
+        weight = normal(generator, rows, columns, dtype=dtype, std=columns**-0.5)
+        bias = normal(generator, rows, dtype=dtype) if biased else None
+        yield Case("gemm.linear", f"[{tokens}, {columns}] x [{rows}, {columns}] dense", dtype, (x, weight, bias))
+    for format in BLOCK_FORMATS:
+        for tokens, rows, columns in ((1, 40, 512), (7, 33, 256)):
+            x = normal(generator, tokens, columns, dtype=dtype, std=0.5)
+            packed = packed_weight(generator, format, rows, columns)
+            yield Case("gemm.linear", f"[{tokens}, {columns}] x {format} [{rows}, {columns}]", dtype, (x, packed, None))
+
+
+def _embedding(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    ids = torch.tensor([0, 39, 7, 7, 12])
+    yield Case("gemm.embedding", "dense", dtype, (ids, normal(generator, 40, 65, dtype=dtype), dtype))
+    yield Case("gemm.embedding", "int32 ids", dtype, (ids.int(), normal(generator, 40, 64, dtype=dtype), dtype))
+    for format in BLOCK_FORMATS:
+        yield Case("gemm.embedding", format, dtype, (ids, packed_weight(generator, format, 40, 512), dtype))
+
+
+_NORM_SHAPES = ((1, 64), (3, 576), (5, 1000), (2, 4096))
+
+
+def _rms_norm(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for tokens, hidden in _NORM_SHAPES:
+        x, weight = normal(generator, tokens, hidden, dtype=dtype), normal(generator, hidden, dtype=dtype)
+        yield Case("norm.rms", f"[{tokens}, {hidden}]", dtype, (x, weight, 1e-5))
+    heads = strided_tokens(normal(generator, 4, 6, 64, dtype=dtype))
+    yield Case("norm.rms", "heads of strided tokens", dtype, (heads, normal(generator, 64), 1e-6))
+
+
+def _add_rms_norm(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for tokens, hidden in _NORM_SHAPES:
+        x, residual = (normal(generator, tokens, hidden, dtype=dtype) for _ in range(2))
+        weight = normal(generator, hidden, dtype=dtype)
+        yield Case("norm.add_rms", f"[{tokens}, {hidden}]", dtype, (x, residual, weight, 1e-5))
+
+
+def _silu_and_mul(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for tokens, inner in ((1, 64), (3, 1536), (5, 1000)):
+        x = normal(generator, tokens, 2 * inner, dtype=dtype, std=3.0)
+        yield Case("activation.silu_and_mul", f"[{tokens}, 2 x {inner}]", dtype, (x,))
+
+
+def _rope(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for tokens, heads, kv_heads, head_dim, rot_dim in ((1, 4, 2, 64, 64), (5, 9, 3, 64, 64), (3, 2, 1, 128, 32)):
+        angles = torch.rand(50, rot_dim // 2, generator=generator) * 6.3
+        cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+        positions = torch.randint(0, 50, (tokens,), generator=generator)
+        q, k = (normal(generator, tokens, count, head_dim, dtype=dtype) for count in (heads, kv_heads))
+        traits = {"head_dim": head_dim, "rot_dim": rot_dim}
+        label = f"{tokens} tokens, {heads}/{kv_heads} heads of {head_dim}, {rot_dim} rotated"
+        if heads == 9:
+            q, k = strided_tokens(q), strided_tokens(k)
+        yield Case("rope.neox", label, dtype, (q, k, positions, cos_sin), mutated=(0, 1), traits=traits)
+
+
+def _store_kv(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for tokens, kv_heads, head_dim, block_size in ((1, 3, 64, 16), (7, 2, 128, 32), (5, 1, 80, 16)):
+        caches = [normal(generator, 4, kv_heads, block_size, head_dim, dtype=dtype) for _ in range(2)]
+        k, v = (strided_tokens(normal(generator, tokens, kv_heads, head_dim, dtype=dtype)) for _ in range(2))
+        slots = torch.randperm(4 * block_size, generator=generator)[:tokens]
+        traits = {"head_dim": head_dim, "block_size": block_size, "kv_dtype": dtype}
+        label = f"{tokens} tokens, {kv_heads} heads of {head_dim}"
+        yield Case("kvcache.store", label, dtype, (k, v, *caches, slots), mutated=(2, 3), traits=traits)
+
+
+def _copy_blocks(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    caches = [normal(generator, 6, 2, 16, 64, dtype=dtype) for _ in range(3)]
+    pairs = torch.tensor([[1, 4], [3, 0], [1, 5]], dtype=torch.int32)
+    yield Case("kvcache.copy_blocks", "three pairs, three caches", dtype, (caches, pairs), mutated=(0,))
+
+
+def _penalties(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    if dtype == torch.float32:
+        counts = torch.randint(-3, 3, (5, 130), generator=generator).clamp(min=0).int()
+        mask = torch.rand(5, 130, generator=generator) < 0.3
+        factors = [torch.rand(3, generator=generator) * 2 + low for low in (0.5, -1.0, -1.0)]
+        logits = normal(generator, 3, 130, std=3.0)
+        args = (logits, torch.tensor([4, 0, 2]), counts, mask, *factors)
+        yield Case("sampling.penalties", "three rows of five slots", dtype, args, mutated=(0,))
+
+
+def _sample(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    if dtype == torch.float32:
+        settings = [
+            (0.0, 0, 1.0, 0.0),
+            (1.0, 0, 1.0, 0.0),
+            (0.7, 5, 1.0, 0.0),
+            (1.3, 0, 0.9, 0.0),
+            (1.0, 0, 1.0, 0.1),
+            (0.9, 40, 0.8, 0.02),
+            (1.0, 1, 1.0, 0.0),
+            (1e-30, 0, 1.0, 0.0),
+            (1.0, 0, 0.0, 0.0),
+            (1.0, 10_000, 0.5, 0.0),
+        ]
+        for vocab_size in (4, 131, 2053):
+            columns = list(zip(*settings, strict=True))
+            logits = normal(generator, len(settings), vocab_size, std=3.0)
+            logits[:, 2] = logits.amax(dim=1)  # equal largest logits
+            logits[1, 3] = float("-inf")
+            temperature, top_p, min_p = (torch.tensor(columns[i], dtype=torch.float32) for i in (0, 2, 3))
+            top_k = torch.tensor(columns[1], dtype=torch.int32)
+            seeds = torch.randint(0, 2**62, (len(settings),), generator=generator)
+            positions = torch.randint(0, 2**40, (len(settings),), generator=generator)
+            args = (logits, temperature, top_k, top_p, min_p, seeds, positions)
+            yield Case("sampling.sample", f"every filter, vocabulary {vocab_size}", dtype, args)
+
+
+def _logprobs(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    if dtype == torch.float32:
+        for vocab_size, top_n in ((131, 0), (131, 5), (2053, 20)):
+            logits = normal(generator, 3, vocab_size, std=3.0)
+            logits[0, 3] = logits[0, 7]
+            args = (logits, torch.tensor([1, 0, 130], dtype=torch.int32), top_n)
+            yield Case("sampling.logprobs", f"top {top_n} of {vocab_size}", dtype, args)
+
+
+_MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
+    "attention.paged": _attention,
+    "gemm.linear": _linear,
+    "gemm.embedding": _embedding,
+    "norm.rms": _rms_norm,
+    "norm.add_rms": _add_rms_norm,
+    "activation.silu_and_mul": _silu_and_mul,
+    "rope.neox": _rope,
+    "kvcache.store": _store_kv,
+    "kvcache.copy_blocks": _copy_blocks,
+    "sampling.penalties": _penalties,
+    "sampling.sample": _sample,
+    "sampling.logprobs": _logprobs,
+}
