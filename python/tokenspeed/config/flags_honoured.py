@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""The flags that the engine and the supervisor honour: names, types, defaults, meaning. Data only.
+
+A default of None means "decided by `config.resolve` from the hardware and the model". Flags that switch off what
+does not exist here are honoured by nature and say so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenspeed.config.flags import Flag, Kind
+
+
+def _flag(
+    names: str, kind: Kind, default: Any, group: str, help: str, choices: tuple[Any, ...] = (), target: str = ""
+) -> Flag:
+    return Flag(tuple(names.split()), kind, default, help, group, choices=choices, target=target)
+
+
+_MODEL = "Model"
+MODEL_FLAGS: tuple[Flag, ...] = (
+    _flag(
+        "--model --model-path",
+        "str",
+        None,
+        _MODEL,
+        "A folder with config.json and safetensors, a GGUF file, or a hub id; also the first word. "
+        "None: the embedded SmolLM2-135M-Instruct.",
+    ),
+    _flag("--tokenizer", "str", None, _MODEL, "Folder, file or hub id of the tokenizer when it is not the model's."),
+    _flag("--skip-tokenizer-init", "bool", False, _MODEL, "Offline engine: token ids in, token ids out, no text."),
+    _flag(
+        "--load-format",
+        "str",
+        "auto",
+        _MODEL,
+        "Where weights come from; dummy makes random ones.",
+        ("auto", "safetensors", "gguf", "dummy"),
+    ),
+    _flag("--revision", "str", None, _MODEL, "Branch, tag or commit of a hub model."),
+    _flag("--download-dir", "str", None, _MODEL, "Where downloads are kept."),
+    _flag("--served-model-name", "str", None, _MODEL, "The name clients use; the model's own when not given."),
+    _flag(
+        "--max-model-len", "int", None, _MODEL, "Prompt and output of a request, in tokens; the model's when not given."
+    ),
+    _flag("--language-model-only", "switch", False, _MODEL, "Load no vision tower. No model here has one."),
+)
+
+_DEVICE = "Device and memory"
+DEVICE_FLAGS: tuple[Flag, ...] = (
+    _flag("--device", "str", "auto", _DEVICE, "auto: a GPU when there is one, else the CPU.", ("auto", "cpu", "cuda")),
+    _flag(
+        "--dtype",
+        "str",
+        "auto",
+        _DEVICE,
+        "Activations and dense weights. auto: float32 on the CPU, the model's own on a GPU.",
+        ("auto", "half", "float16", "bfloat16", "float", "float32"),
+    ),
+    _flag("--kv-cache-dtype", "str", "auto", _DEVICE, "auto: as --dtype.", ("auto", "bfloat16")),
+    _flag("--num-threads", "int", None, _DEVICE, "CPU threads of the kernels; every usable core when not given."),
+    _flag("--base-gpu-id", "int", 0, _DEVICE, "Index of the GPU."),
+    _flag(
+        "--gpu-memory-utilization",
+        "float",
+        None,
+        _DEVICE,
+        "Share of the GPU's memory for weights, activations and KV blocks (0.9). "
+        "On the CPU: share of the available RAM for KV blocks (0.2).",
+    ),
+    _flag("--max-total-tokens", "int", None, _DEVICE, "Size of the KV pool in tokens, instead of a share of memory."),
+    _flag("--kv-cache-gib", "float", None, _DEVICE, "Size of the KV pool in GiB, instead of a share of memory."),
+    _flag(
+        "--prefix-granularity --block-size",
+        "int",
+        64,
+        _DEVICE,
+        "Tokens in a KV block, a power of two from 8 to 256.",
+        target="block_size",
+    ),
+    _flag("--disable-kvstore", "switch", False, _DEVICE, "No host or remote tier for KV blocks. There is none yet."),
+    _flag("--enforce-eager", "switch", False, _DEVICE, "No CUDA graphs. There are none yet."),
+    _flag("--disable-tf32", "switch", False, _DEVICE, "Full float32 products on GPUs. Always so here."),
+    _flag(
+        "--kernel-override",
+        "append",
+        (),
+        _DEVICE,
+        "op=solution: which kernel runs an operation (`ts kernels explain`).",
+    ),
+    _flag(
+        "--deterministic",
+        "switch",
+        False,
+        _DEVICE,
+        "The same tokens alone or in any batch, cold or cached. The CPU's kernels always do that; refused on GPUs.",
+    ),
+    _flag("--seed", "int", None, _DEVICE, "Base of the seeds of requests that bring none; random when not given."),
+)
+
+_SCHEDULER = "Scheduler"
+SCHEDULER_FLAGS: tuple[Flag, ...] = (
+    _flag("--max-num-seqs", "int", None, _SCHEDULER, "Requests that run at once (GPU 160, CPU 32)."),
+    _flag(
+        "--chunked-prefill-size",
+        "int",
+        None,
+        _SCHEDULER,
+        "Token budget of a step (GPU 8192, CPU 512). -1: prompts are never cut; see --max-prefill-tokens.",
+    ),
+    _flag("--max-prefill-tokens", "int", 8192, _SCHEDULER, "Token budget of a step when prompts are not cut."),
+    _flag(
+        "--max-decode-gap",
+        "int",
+        None,
+        _SCHEDULER,
+        "Prefill tokens between two tokens of a running request, at most (GPU 2048, CPU 256).",
+    ),
+    _flag("--overlap-depth", "int", None, _SCHEDULER, "Steps in flight while the next is planned: 0 or 1 (1)."),
+    _flag("--disable-overlap-schedule", "switch", False, _SCHEDULER, "The same as --overlap-depth 0."),
+    _flag(
+        "--enable-mixed-batch", "switch", False, _SCHEDULER, "Decodes and prefill chunks in one step. Always so here."
+    ),
+    _flag("--enable-prefix-caching", "bool", True, _SCHEDULER, "Re-use KV blocks of equal prefixes."),
+    _flag("--disable-prefix-caching", "off", False, _SCHEDULER, "No re-use.", target="enable_prefix_caching"),
+)
+
+_OUTPUT = "Output and logs"
+OUTPUT_FLAGS: tuple[Flag, ...] = (
+    _flag("--stream-interval", "int", 1, _OUTPUT, "Tokens gathered before a stream hands them on."),
+    _flag("--stream-output", "switch", False, _OUTPUT, "AsyncLLM yields new text only, not the text so far."),
+    _flag("--enable-output-logprobs", "switch", False, _OUTPUT, "Logprobs for requests that ask. Always so here."),
+    _flag(
+        "--log-level",
+        "str",
+        "info",
+        _OUTPUT,
+        "Least severe line that is logged.",
+        ("debug", "info", "warning", "warn", "error"),
+    ),
+    _flag("--enable-log-requests", "bool", True, _OUTPUT, "A line when a request ends."),
+    _flag(
+        "--log-requests-level",
+        "int",
+        0,
+        _OUTPUT,
+        "0: that it ended. 1: its parameters too. 2: its token ids too.",
+        (0, 1, 2),
+    ),
+    _flag("--enable-log-request-stats", "bool", False, _OUTPUT, "Times and counts of the request in its line."),
+    _flag("--decode-log-interval", "int", 40, _OUTPUT, "Decode steps between two lines of batch statistics; 0: none."),
+    _flag(
+        "--enable-metrics", "switch", False, _OUTPUT, "Prometheus metrics at the gateway's /metrics. Always so here."
+    ),
+    _flag("--metrics-reporters", "append", ("prometheus",), _OUTPUT, "How metrics leave.", ("prometheus",)),
+)
+
+_LANE = "Headless engine"
+LANE_FLAGS: tuple[Flag, ...] = (
+    _flag("--data-parallel-address", "str", "127.0.0.1", _LANE, "Host of the gateway's handshake."),
+    _flag("--data-parallel-rpc-port", "int", 30500, _LANE, "Port of the gateway's handshake."),
+    _flag("--zmq-engine-index", "int", 0, _LANE, "This engine's number on its lane."),
+    _flag("--zmq-msgpack", "switch", True, _LANE, "msgpack on the lane. Always so here."),
+)
+
+# What switches off something that this engine does not do.
+_NOTHING = "Nothing to switch off"
+NOTHING_FLAGS: tuple[Flag, ...] = tuple(
+    _flag(name, "switch", False, _NOTHING, "Accepted: the feature that it switches off does not exist here.")
+    for name in (
+        "--disable-any-whitespace",
+        "--disable-capturable-grammar",
+        "--disable-flashinfer-cutlass-moe-fp4-allgather",
+        "--disable-pdl",
+        "--disable-cuda-graph-padding",
+        "--disable-nccl-nvls",
+        "--disable-symm-mem",
+        "--disable-prefill-graph",
+        "--disable-kda-prefill-graph",
+        "--disable-cudagraph-memory-reserve",
+        "--disable-sampling-tp-sync",
+        "--disable-replay-ssm",
+        "--disable-weight-loader-prefetch-checkpoints",
+        "--mla-disable-ragged",
+        "--disable-autotune --disable-flashinfer-autotune",
+    )
+)
+
+HONOURED: tuple[Flag, ...] = MODEL_FLAGS + DEVICE_FLAGS + SCHEDULER_FLAGS + OUTPUT_FLAGS + LANE_FLAGS + NOTHING_FLAGS

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+"""The flags that operators know from TokenSpeed and that this release refuses, each with the reason. Data only.
+
+A refused flag still parses, so that the refusal names it; where a value asks for nothing beyond what happens
+anyway (`--nnodes 1`), that value passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenspeed.config.flags import Flag, Kind
+
+_ONE_GPU = "this release runs a model on one device"
+_EXPERTS = "this release has no mixture-of-experts models"
+_GRAPHS = "this release runs without CUDA graphs"
+_KVSTORE = "this release keeps KV blocks on the device only"
+_PD = "this release serves prefill and decode in one engine"
+_RL = "this release has no control server for trainers"
+_SPECULATION = "this release has no speculative decoding"
+_BACKEND = "kernels are chosen per operation: see --kernel-override and `ts kernels explain`"
+_QUANT = "this release runs dense and GGUF weights only"
+_ARCHITECTURE = "it belongs to an architecture that this release does not have"
+_GRAMMAR = "this release has no structured output"
+_NUMERICS = "this release has one order of every computation"
+
+
+def _no(names: str, kind: Kind, default: Any, why: str, *accepts: Any) -> Flag:
+    known = (default, *accepts) if default is not None else accepts
+    return Flag(tuple(names.split()), kind, default, "", "Refused", accepts=known, refusal=why)
+
+
+_PARALLEL = (
+    _no("--tensor-parallel-size --tp", "int", None, _ONE_GPU, 1),
+    _no("--data-parallel-size", "int", None, _ONE_GPU, 1),
+    _no("--pipeline-parallel-size", "int", 1, _ONE_GPU),
+    _no("--pp-layer-partition", "str", None, _ONE_GPU),
+    _no("--load-balance-method", "str", "shortest_queue", _ONE_GPU),
+    _no("--load-watch-interval", "float", 0.02, _ONE_GPU),
+    _no("--dist-init-addr", "str", None, _ONE_GPU),
+    _no("--distributed-timeout-seconds", "int", None, _ONE_GPU),
+    _no("--nnodes", "int", None, _ONE_GPU, 1),
+    _no("--node-rank", "int", None, _ONE_GPU, 0),
+    _no("--nprocs-per-node", "int", None, _ONE_GPU, 1),
+    _no("--world-size", "int", None, _ONE_GPU, 1),
+    _no("--gpu-id-step", "int", 1, _ONE_GPU),
+    _no("--attn-tp-size", "int", None, _ONE_GPU, 1),
+    _no("--attn-head-tp-size", "int", None, _ONE_GPU, 1),
+    _no("--lm-head-tp-size", "int", None, _ONE_GPU, 1),
+    _no("--dense-tp-size", "int", None, _ONE_GPU, 1),
+    _no("--moe-tp-size", "int", None, _ONE_GPU, 1),
+    _no("--decode-context-parallel-size", "int", 1, _ONE_GPU),
+    _no("--prefill-context-parallel-size", "int", 1, _ONE_GPU),
+    _no("--tp-batch-invariant", "str", "none", _ONE_GPU),
+    _no("--force-deterministic-rsag", "switch", False, _ONE_GPU),
+    _no("--batch-invariant-collectives", "switch", False, _ONE_GPU),
+    _no("--dp-sampling", "switch", False, _ONE_GPU),
+    _no("--dp-sampling-min-bs", "int", None, _ONE_GPU),
+    _no("--comm-fusion-max-num-tokens", "int", 2048, _ONE_GPU),
+    _no("--enable-allreduce-fusion", "switch", False, _ONE_GPU),
+)
+
+_MOE = (
+    _no("--expert-parallel-size --ep-size", "int", 1, _EXPERTS),
+    _no("--enable-expert-parallel", "switch", False, _EXPERTS),
+    _no("--init-expert-location", "str", "trivial", _EXPERTS),
+    _no("--ep-num-redundant-experts", "int", 0, _EXPERTS),
+    _no("--ep-dispatch-algorithm", "str", None, _EXPERTS),
+    _no("--eplb-algorithm", "str", "auto", _EXPERTS),
+    _no("--expert-distribution-recorder-mode", "str", None, _EXPERTS),
+    _no("--enable-eplb", "switch", False, _EXPERTS),
+    _no("--eplb-rebalance-num-iterations", "int", None, _EXPERTS),
+    _no("--eplb-rebalance-layers-per-chunk", "int", None, _EXPERTS),
+    _no("--moe-backend", "str", "auto", _EXPERTS),
+    _no("--moe-mxfp4-fp8-activation", "switch", False, _EXPERTS),
+    _no("--draft-moe-backend", "str", None, _EXPERTS),
+    _no("--all2all-backend", "str", "none", _EXPERTS),
+    _no("--deepep-mode", "str", "auto", _EXPERTS),
+    _no("--low-latency-max-num-tokens-per-gpu", "int", 256, _EXPERTS),
+    _no("--moe-combine-order", "str", "rank", _EXPERTS),
+    _no("--router-topk", "str", "fused", _EXPERTS),
+)
+
+_KERNELS = (
+    _no("--dense-gemm-backend", "str", "auto", _BACKEND),
+    _no("--attention-backend", "str", None, _BACKEND),
+    _no("--kda-backend", "str", "auto", _BACKEND),
+    _no("--mm-attention-backend", "str", None, _BACKEND),
+    _no("--sampling-backend", "str", None, _BACKEND),
+    _no("--sampling-stream", "str", "batch", _BACKEND),
+    _no("--skip-softmax-threshold", "float", 0.0, _BACKEND),
+    _no("--max-cudagraph-capture-size", "int", None, _GRAPHS, 0),
+    _no("--cudagraph-capture-sizes", "ints", None, _GRAPHS),
+    _no("--prefill-graph-max-tokens", "int", None, _GRAPHS, 0),
+    _no("--prefill-graph-capture-token-sizes", "ints", None, _GRAPHS),
+    _no("--prefill-graph-capture-sizes", "ints", None, _GRAPHS),
+    _no("--prefill-graph-capture-batch-sizes", "ints", None, _GRAPHS),
+    _no("--enable-cudagraph-gc", "switch", False, _GRAPHS),
+    _no("--numerics", "str", "auto", _NUMERICS),
+    _no("--layer-boundary-norm", "str", "fused", _NUMERICS),
+    _no("--logprob-order", "str", "torch", _NUMERICS),
+    _no("--enable-nan-detection", "switch", False, "this release does not look for NaN in logits"),
+    _no("--enable-nvtx", "switch", False, "this release has no NVTX ranges"),
+    _no("--input-logprob-chunk-tokens", "int", 256, "this release has no prompt logprobs"),
+)
+
+_WEIGHTS = (
+    _no("--tokenizer-mode", "str", "auto", "there is one tokenizer implementation"),
+    _no("--trust-remote-code", "bool", False, "code of a model repository is never run"),
+    _no("--hf-overrides", "str", "{}", "change the model's config.json instead"),
+    _no("--ext-yaml", "str", None, "flags come from the command line"),
+    _no("--quantization", "str", None, _QUANT),
+    _no("--quantization-param-path", "str", None, _QUANT),
+    _no("--kv-cache-quant-method", "str", "none", _QUANT),
+    _no("--weight-loader-prefetch-num-threads", "int", 8, "weights are mapped, not read ahead"),
+    _no("--preferred-sampling-params", "str", None, "clients say their sampling parameters"),
+    _no("--mamba-ssm-dtype", "str", "float32", _ARCHITECTURE),
+    _no("--enable-replay-ssm", "switch", True, _ARCHITECTURE),
+    _no(
+        "--attention-use-fp4-indexer-cache --attention-config.use-fp4-indexer-cache "
+        "--attention_config.use_fp4_indexer_cache",
+        "str",
+        None,
+        _ARCHITECTURE,
+        "false",
+    ),
+    _no(
+        "--attention-config.use-trtllm-ragged-deepseek-prefill --attention-config.use_trtllm_ragged_deepseek_prefill "
+        "--attention_config.use_trtllm_ragged_deepseek_prefill",
+        "str",
+        None,
+        _ARCHITECTURE,
+        "false",
+    ),
+    _no("--deepseek-v4-mega-moe-max-num-tokens", "int", 0, _ARCHITECTURE),
+    _no("--deepseek-v4-indexer-prefill-max-logits-mb", "int", 512, _ARCHITECTURE),
+    _no("--deepseek-v4-prefill-chunk-size", "int", 4, _ARCHITECTURE),
+    _no("--engram-host-table", "bool", False, _ARCHITECTURE),
+    _no("--engram-host-table-dir", "str", None, _ARCHITECTURE),
+    _no("--engram-host-table-layout", "str", "auto", _ARCHITECTURE),
+    _no("--yarn-ramp-mask-device", "str", "cuda", _ARCHITECTURE),
+    _no("--mla-lora-scale", "str", "folded", _ARCHITECTURE),
+    _no("--mla-chunk-multiplier", "int", 4, _ARCHITECTURE),
+    _no("--dsa-slot-order", "str", "selection", _ARCHITECTURE),
+    _no("--mm-encoder-tp-mode", "str", "weights", _ARCHITECTURE),
+)
+
+_SPEC = (
+    _no("--speculative-config --speculative_config", "str", None, _SPECULATION),
+    _no("--speculative-algorithm", "str", None, _SPECULATION),
+    _no("--speculative-draft-model-path", "str", None, _SPECULATION),
+    _no("--draft-model-path-use-base", "switch", False, _SPECULATION),
+    _no("--speculative-draft-model-quantization", "str", "unquant", _SPECULATION),
+    _no("--speculative-num-steps", "int", 3, _SPECULATION),
+    _no("--speculative-eagle-topk", "int", 1, _SPECULATION),
+    _no("--speculative-num-draft-tokens", "int", None, _SPECULATION),
+    _no("--enable-speculative-sampling", "switch", False, _SPECULATION),
+    _no("--spec-reject-draft-prob-threshold", "float", 2.0, _SPECULATION),
+    _no("--eagle3-layers-to-capture", "str", None, _SPECULATION),
+    _no("--drafter-attention-backend", "str", None, _SPECULATION),
+    _no("--grammar-backend", "str", "none", _GRAMMAR),
+    _no("--grammar-compile-timeout-secs", "float", 30.0, _GRAMMAR),
+    _no("--grammar-compile-max-retries", "int", 2, _GRAMMAR),
+)
+
+_TIERS = (
+    _no("--kvstore-ratio", "float", 2.0, _KVSTORE, 0.0),
+    _no("--kvstore-size", "int", 0, _KVSTORE),
+    _no("--kvstore-io-backend", "str", "kernel", _KVSTORE),
+    _no("--kvstore-storage-backend", "str", None, _KVSTORE),
+    _no("--kvstore-storage-backend-extra-config", "str", None, _KVSTORE),
+    _no("--kv-events-config", "str", None, "this release publishes no KV events"),
+    _no("--disaggregation-mode", "str", "null", _PD),
+    _no("--disaggregation-bootstrap-port", "int", 8998, _PD),
+    _no("--disaggregation-transfer-backend", "str", "mooncake", _PD),
+    _no("--disaggregation-ib-device", "str", None, _PD),
+    _no("--disaggregation-layerwise-interval", "int", 1, _PD),
+    _no("--pdlb-url", "str", None, _PD),
+    _no("--rl-control-port", "int", None, _RL),
+    _no("--rl-control-host", "str", None, _RL),
+    _no("--rl-control-api-key", "str", None, _RL),
+    _no("--weight-version", "str", "default", _RL),
+    _no("--model-update-config", "str", None, _RL),
+    _no("--model-update-sdk-module", "str", None, _RL),
+    _no("--model-update-engine-type", "str", None, _RL),
+    _no("--model-update-draft-weights", "str", None, _RL),
+    _no("--enable-memory-saver", "switch", False, _RL),
+    _no("--app-key", "str", None, "metrics have no such label here"),
+)
+
+REFUSED: tuple[Flag, ...] = _PARALLEL + _MOE + _KERNELS + _WEIGHTS + _SPEC + _TIERS

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT
+"""The tables that commands parse and documentation renders: the engine's flags, and the supervisor's own."""
+
+from __future__ import annotations
+
+from tokenspeed.config.flags import Flag
+from tokenspeed.config.flags_honoured import HONOURED
+from tokenspeed.config.flags_refused import REFUSED
+
+_SUPERVISOR = "Supervisor"
+
+ENGINE_FLAGS: tuple[Flag, ...] = HONOURED + REFUSED
+
+SUPERVISOR_FLAGS: tuple[Flag, ...] = (
+    Flag(("--headless",), "switch", False, "An engine alone, which dials a gateway.", _SUPERVISOR),
+    Flag(("--engine-startup-timeout",), "float", 3600.0, "Seconds until the engine must be ready.", _SUPERVISOR),
+    Flag(("--gateway-startup-timeout",), "float", 60.0, "Seconds until the gateway must listen.", _SUPERVISOR),
+    Flag(("--drain-timeout",), "float", 30.0, "Seconds that streams have to finish after SIGTERM.", _SUPERVISOR),
+    Flag(
+        ("--control-port",),
+        "int",
+        None,
+        "Accepted; the control server comes with the trainers' interface and nothing listens there yet.",
+        _SUPERVISOR,
+    ),
+)

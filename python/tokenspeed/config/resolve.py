@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: MIT
+"""From flags, hardware and model to one frozen slice a component: `resolve`, a pure function.
+
+Whoever builds a component passes its slice and nothing else. Nothing changes a slice later; what can only be known
+by measuring (how many KV blocks fit) is computed by the engine from `MemoryConfig`. Raises `FlagError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from tokenspeed.config.flags import FlagError
+from tokenspeed.config.hardware import Hardware
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+
+_DTYPE_NAMES: dict[str, Dtype] = {
+    "half": "float16",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "float32": "float32",
+}
+_BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+# Past these a CPU's share of the pool is address space that nobody uses.
+_CPU_MEMORY_SHARE, _GPU_MEMORY_SHARE = 0.2, 0.9
+
+
+class ModelFacts(Protocol):
+    """What `resolve` reads of a model; `config.model.ModelConfig` has it."""
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """`device` is what torch calls it: "cpu", "cuda:0"."""
+
+    device: str
+    dtype: Dtype
+    num_threads: int
+    kernel_overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    load_format: str
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """How the KV pool is sized: `num_tokens`, else `num_bytes`, else `share` of the device's memory."""
+
+    block_size: int
+    share: float
+    num_tokens: int | None
+    num_bytes: int | None
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """Everything of the scheduler but the size of its pool; units are tokens unless the name says otherwise."""
+
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    max_batched_tokens: int
+    chunked_prefill: bool
+    overlap_depth: int
+    max_decode_gap_tokens: int
+    enable_prefix_caching: bool
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AdmissionConfig:
+    """What a request is checked against. `seed` is the base of seeds that nobody gave; None: a random one."""
+
+    vocab_size: int
+    max_model_len: int
+    stream_interval: int
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    log_level: str
+    log_requests: bool
+    log_requests_level: int
+    log_request_stats: bool
+    decode_log_interval: int
+
+
+@dataclass(frozen=True)
+class LaneConfig:
+    """Where a headless engine dials."""
+
+    host: str
+    port: int
+    engine_index: int
+
+
+@dataclass(frozen=True)
+class OfflineConfig:
+    skip_tokenizer_init: bool
+    stream_output: bool
+
+
+@dataclass(frozen=True)
+class Config:
+    device: DeviceConfig
+    loader: LoaderConfig
+    memory: MemoryConfig
+    scheduler: SchedulerLimits
+    admission: AdmissionConfig
+    log: LogConfig
+    lane: LaneConfig
+    offline: OfflineConfig
+
+
+def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Config:
+    """`raw` is `ParsedFlags.values`. Pure: the same arguments give an equal Config."""
+    device = _device(raw, hardware)
+    on_cpu = device == "cpu"
+    max_model_len = _max_model_len(raw, model)
+    scheduler = _scheduler(raw, model, on_cpu, max_model_len)
+    if raw["deterministic"] and not on_cpu:
+        raise FlagError("--deterministic", "the GPU kernels of this release are not batch-invariant; use --device cpu")
+    return Config(
+        device=DeviceConfig(
+            device, _dtype(raw, model, on_cpu), _num_threads(raw, hardware), tuple(raw["kernel_override"])
+        ),
+        loader=LoaderConfig(raw["load_format"]),
+        memory=_memory(raw, on_cpu),
+        scheduler=scheduler,
+        admission=AdmissionConfig(model.vocab_size, max_model_len, _at_least(raw, "stream_interval", 1), raw["seed"]),
+        log=LogConfig(
+            "warning" if raw["log_level"] == "warn" else raw["log_level"],
+            raw["enable_log_requests"],
+            raw["log_requests_level"],
+            raw["enable_log_request_stats"],
+            _at_least(raw, "decode_log_interval", 0),
+        ),
+        lane=LaneConfig(
+            raw["data_parallel_address"],
+            _within(raw, "data_parallel_rpc_port", 1, 65535),
+            _within(raw, "zmq_engine_index", 0, 65535),
+        ),
+        offline=OfflineConfig(raw["skip_tokenizer_init"], raw["stream_output"]),
+    )
+
+
+def _device(raw: Mapping[str, Any], hardware: Hardware) -> str:
+    wanted, index = raw["device"], _at_least(raw, "base_gpu_id", 0)
+    if wanted == "cpu" or (wanted == "auto" and not hardware.usable_gpus):
+        return "cpu"
+    if not hardware.gpus:
+        raise FlagError("--device", "cuda was asked for and no GPU is there; use --device cpu")
+    if hardware.torch_cuda is None:
+        raise FlagError("--device", "cuda was asked for and the installed torch is a CPU build; install a CUDA build")
+    if index >= len(hardware.gpus):
+        raise FlagError("--base-gpu-id", f"{index} was asked for and there are {len(hardware.gpus)} GPUs")
+    return f"cuda:{index}"
+
+
+def _dtype(raw: Mapping[str, Any], model: ModelFacts, on_cpu: bool) -> Dtype:
+    if on_cpu:
+        dtype = _DTYPE_NAMES.get(raw["dtype"], "float32")
+        if dtype != "float32":
+            raise FlagError("--dtype", f"{raw['dtype']}: the CPU computes in float32 (weights may be stored smaller)")
+    else:
+        own: Dtype = "float16" if "float16" in model.dtype and "bfloat16" not in model.dtype else "bfloat16"
+        dtype = _DTYPE_NAMES.get(raw["dtype"], own)
+    if raw["kv_cache_dtype"] not in ("auto", dtype):
+        raise FlagError("--kv-cache-dtype", f"{raw['kv_cache_dtype']}: blocks are stored as --dtype, here {dtype}")
+    return dtype
+
+
+def _num_threads(raw: Mapping[str, Any], hardware: Hardware) -> int:
+    return hardware.num_cpus if raw["num_threads"] is None else _within(raw, "num_threads", 1, 1024)
+
+
+def _max_model_len(raw: Mapping[str, Any], model: ModelFacts) -> int:
+    limit = model.max_position_embeddings
+    if raw["max_model_len"] is None:
+        return limit
+    asked = _at_least(raw, "max_model_len", 2)
+    if asked > limit:
+        raise FlagError("--max-model-len", f"{asked} is more than the model's {limit}")
+    return asked
+
+
+def _memory(raw: Mapping[str, Any], on_cpu: bool) -> MemoryConfig:
+    share = raw["gpu_memory_utilization"]
+    if share is None:
+        share = _CPU_MEMORY_SHARE if on_cpu else _GPU_MEMORY_SHARE
+    if not 0 < share <= 1:
+        raise FlagError("--gpu-memory-utilization", f"{share} is not in (0, 1]")
+    num_tokens, gib = raw["max_total_tokens"], raw["kv_cache_gib"]
+    if num_tokens is not None and gib is not None:
+        raise FlagError("--kv-cache-gib", "and --max-total-tokens both say how large the pool is; give one")
+    if num_tokens is not None:
+        _at_least(raw, "max_total_tokens", _block_size(raw))
+    if gib is not None and not 0 < gib < 1e6:
+        raise FlagError("--kv-cache-gib", f"{gib} is not a size in GiB")
+    return MemoryConfig(_block_size(raw), share, num_tokens, None if gib is None else int(gib * 2**30))
+
+
+def _block_size(raw: Mapping[str, Any]) -> int:
+    if raw["block_size"] not in _BLOCK_SIZES:
+        raise FlagError("--block-size", f"{raw['block_size']} is not one of {', '.join(map(str, _BLOCK_SIZES))}")
+    return int(raw["block_size"])
+
+
+def _scheduler(raw: Mapping[str, Any], model: ModelFacts, on_cpu: bool, max_model_len: int) -> SchedulerLimits:
+    max_num_seqs = 32 if on_cpu else 160
+    if raw["max_num_seqs"] is not None:
+        max_num_seqs = _within(raw, "max_num_seqs", 1, 4096)
+    chunk = raw["chunked_prefill_size"]
+    if chunk is None:
+        chunk = 512 if on_cpu else 8192
+    elif chunk != -1:
+        chunk = _at_least(raw, "chunked_prefill_size", 1)
+    chunked = chunk != -1
+    # Every running request decodes in every step, so a step's budget covers them, with room for a prefill to advance.
+    budget = max(chunk if chunked else _at_least(raw, "max_prefill_tokens", 1), max_num_seqs + 1)
+    gap = 256 if on_cpu else 2048
+    if raw["max_decode_gap"] is not None:
+        gap = _at_least(raw, "max_decode_gap", 1)
+    return SchedulerLimits(
+        block_size=_block_size(raw),
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        max_batched_tokens=budget,
+        chunked_prefill=chunked,
+        overlap_depth=_overlap_depth(raw),
+        max_decode_gap_tokens=min(gap, budget) if chunked else budget,
+        enable_prefix_caching=raw["enable_prefix_caching"],
+        eos_token_ids=tuple(model.eos_token_ids),
+    )
+
+
+def _overlap_depth(raw: Mapping[str, Any]) -> int:
+    if raw["overlap_depth"] is None:
+        return 0 if raw["disable_overlap_schedule"] else 1
+    depth = _within(raw, "overlap_depth", 0, 1)
+    if depth and raw["disable_overlap_schedule"]:
+        raise FlagError("--disable-overlap-schedule", f"contradicts --overlap-depth {depth}")
+    return depth
+
+
+def _at_least(raw: Mapping[str, Any], dest: str, low: int) -> int:
+    value = int(raw[dest])
+    if value < low:
+        raise FlagError("--" + dest.replace("_", "-"), f"{value} is less than {low}")
+    return value
+
+
+def _within(raw: Mapping[str, Any], dest: str, low: int, high: int) -> int:
+    value = int(raw[dest])
+    if not low <= value <= high:
+        raise FlagError("--" + dest.replace("_", "-"), f"{value} is not in [{low}, {high}]")
+    return value

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""`resolve` as a table: flags, hardware and model in, slices or a named refusal out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import pytest
+
+from tokenspeed.config.flags import FlagError, parse_flags
+from tokenspeed.config.flags_table import ENGINE_FLAGS
+from tokenspeed.config.hardware import Gpu, Hardware, detect
+from tokenspeed.config.resolve import Config, resolve
+
+H200 = Gpu("NVIDIA H200", 141 * 2**30, (9, 0))
+LAPTOP = Hardware(8, 16 * 2**30, (), None)
+SERVER = Hardware(64, 512 * 2**30, (H200, H200), "12.8")
+CPU_TORCH = Hardware(64, 512 * 2**30, (H200,), None)
+
+
+@dataclass(frozen=True)
+class Model:
+    max_position_embeddings: int = 8192
+    vocab_size: int = 49152
+    dtype: str = "bfloat16"
+    eos_token_ids: tuple[int, ...] = (2,)
+
+
+def resolved(argv: str, hardware: Hardware, model: Model | None = None) -> Config:
+    return resolve(parse_flags(argv.split(), ENGINE_FLAGS).values, hardware, model or Model())
+
+
+TABLE: list[tuple[str, Hardware, dict[str, Any]]] = [
+    (
+        "",
+        LAPTOP,
+        {
+            "device.device": "cpu",
+            "device.dtype": "float32",
+            "device.num_threads": 8,
+            "memory.share": 0.2,
+            "scheduler.max_num_seqs": 32,
+            "scheduler.max_batched_tokens": 512,
+            "scheduler.max_decode_gap_tokens": 256,
+            "scheduler.overlap_depth": 1,
+            "scheduler.max_model_len": 8192,
+            "scheduler.eos_token_ids": (2,),
+            "scheduler.enable_prefix_caching": True,
+            "admission.vocab_size": 49152,
+        },
+    ),
+    (
+        "",
+        SERVER,
+        {
+            "device.device": "cuda:0",
+            "device.dtype": "bfloat16",
+            "memory.share": 0.9,
+            "scheduler.max_num_seqs": 160,
+            "scheduler.max_batched_tokens": 8192,
+            "scheduler.max_decode_gap_tokens": 2048,
+        },
+    ),
+    ("", CPU_TORCH, {"device.device": "cpu"}),
+    ("--device cpu", SERVER, {"device.device": "cpu", "device.dtype": "float32", "device.num_threads": 64}),
+    ("--device cuda --base-gpu-id 1", SERVER, {"device.device": "cuda:1"}),
+    ("--dtype half", SERVER, {"device.dtype": "float16"}),
+    ("--dtype bfloat16 --kv-cache-dtype bfloat16", SERVER, {"device.dtype": "bfloat16"}),
+    ("--num-threads 2 --seed 7", LAPTOP, {"device.num_threads": 2, "admission.seed": 7}),
+    ("--max-model-len 100", LAPTOP, {"scheduler.max_model_len": 100, "admission.max_model_len": 100}),
+    ("--max-total-tokens 4096", LAPTOP, {"memory.num_tokens": 4096, "memory.num_bytes": None}),
+    ("--kv-cache-gib 0.5", LAPTOP, {"memory.num_bytes": 2**29, "memory.num_tokens": None}),
+    ("--block-size 16", LAPTOP, {"memory.block_size": 16, "scheduler.block_size": 16}),
+    # The budget always covers a decode of every running request and one token of prefill.
+    ("--chunked-prefill-size 4 --max-num-seqs 16", LAPTOP, {"scheduler.max_batched_tokens": 17}),
+    (
+        "--chunked-prefill-size -1 --max-prefill-tokens 4000",
+        LAPTOP,
+        {
+            "scheduler.chunked_prefill": False,
+            "scheduler.max_batched_tokens": 4000,
+            "scheduler.max_decode_gap_tokens": 4000,
+        },
+    ),
+    ("--max-decode-gap 64", LAPTOP, {"scheduler.max_decode_gap_tokens": 64}),
+    ("--disable-overlap-schedule", LAPTOP, {"scheduler.overlap_depth": 0}),
+    ("--overlap-depth 0", LAPTOP, {"scheduler.overlap_depth": 0}),
+    ("--disable-prefix-caching", LAPTOP, {"scheduler.enable_prefix_caching": False}),
+    ("--deterministic", LAPTOP, {"device.device": "cpu"}),
+    ("--kernel-override attention.paged=x", LAPTOP, {"device.kernel_overrides": ("attention.paged=x",)}),
+    ("--log-level warn --log-requests-level 2", LAPTOP, {"log.log_level": "warning", "log.log_requests_level": 2}),
+    ("--data-parallel-rpc-port 31000 --zmq-engine-index 3", LAPTOP, {"lane.port": 31000, "lane.engine_index": 3}),
+]
+
+
+@pytest.mark.parametrize(("argv", "hardware", "expected"), TABLE, ids=lambda value: str(value)[:50])
+def test_slices(argv: str, hardware: Hardware, expected: dict[str, Any]) -> None:
+    config = resolved(argv, hardware)
+    assert {path: attrgetter(path)(config) for path in expected} == expected
+
+
+REFUSED = [
+    ("--device cuda", LAPTOP, "--device", "no GPU"),
+    ("--device cuda", CPU_TORCH, "--device", "CPU build"),
+    ("--device cuda --base-gpu-id 2", SERVER, "--base-gpu-id", "there are 2 GPUs"),
+    ("--dtype bfloat16", LAPTOP, "--dtype", "float32"),
+    ("--kv-cache-dtype bfloat16", LAPTOP, "--kv-cache-dtype", "float32"),
+    ("--deterministic", SERVER, "--deterministic", "batch-invariant"),
+    ("--max-model-len 9000", LAPTOP, "--max-model-len", "8192"),
+    ("--max-model-len 1", LAPTOP, "--max-model-len", "less than 2"),
+    ("--block-size 48", LAPTOP, "--block-size", "48"),
+    ("--gpu-memory-utilization 1.5", SERVER, "--gpu-memory-utilization", "(0, 1]"),
+    ("--gpu-memory-utilization nan", SERVER, "--gpu-memory-utilization", "(0, 1]"),
+    ("--max-total-tokens 63", LAPTOP, "--max-total-tokens", "less than 64"),
+    ("--kv-cache-gib 0", LAPTOP, "--kv-cache-gib", "GiB"),
+    ("--kv-cache-gib 1 --max-total-tokens 640", LAPTOP, "--kv-cache-gib", "give one"),
+    ("--max-num-seqs 0", LAPTOP, "--max-num-seqs", "[1, 4096]"),
+    ("--chunked-prefill-size 0", LAPTOP, "--chunked-prefill-size", "less than 1"),
+    ("--max-decode-gap 0", LAPTOP, "--max-decode-gap", "less than 1"),
+    ("--overlap-depth 2", LAPTOP, "--overlap-depth", "[0, 1]"),
+    ("--overlap-depth 1 --disable-overlap-schedule", LAPTOP, "--disable-overlap-schedule", "contradicts"),
+    ("--num-threads 0", LAPTOP, "--num-threads", "[1, 1024]"),
+    ("--stream-interval 0", LAPTOP, "--stream-interval", "less than 1"),
+    ("--zmq-engine-index 65536", LAPTOP, "--zmq-engine-index", "65535"),
+]
+
+
+@pytest.mark.parametrize(("argv", "hardware", "flag", "why"), REFUSED, ids=lambda value: str(value)[:50])
+def test_what_cannot_be_is_refused_by_flag(argv: str, hardware: Hardware, flag: str, why: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        resolved(argv, hardware)
+    assert caught.value.flag == flag and why in str(caught.value)
+
+
+def test_resolve_is_pure() -> None:
+    values = parse_flags(["--max-num-seqs", "5"], ENGINE_FLAGS).values
+    before = dict(values)
+    assert resolve(values, LAPTOP, Model()) == resolve(values, LAPTOP, Model())
+    assert values == before
+
+
+def test_this_machine_has_cores_and_memory() -> None:
+    hardware = detect()
+    assert hardware.num_cpus >= 1 and hardware.available_ram_bytes > 0
