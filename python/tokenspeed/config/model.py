@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: MIT
+"""What a model is: the numbers of its architecture, from a GGUF file's metadata or a folder's config.json.
+
+Read once at start-up, before any weight; the engine sizes its memory from it and the model is built from it. An
+architecture, activation, quantization or rope scaling that we lack is refused here, by name. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenspeed.config.gguf import GGUFFile, read_gguf
+from tokenspeed.config.model_error import ModelError
+from tokenspeed.config.model_source import ModelSource
+from tokenspeed.config.rope import RopeScaling, extended_context, rope_scaling_from_json
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of one model; sizes in elements, lengths in tokens.
+
+    architecture: the class name that config.json uses, whatever kind of file the model came from.
+    max_position_embeddings: the longest context, rope scaling included.
+    dtype: torch's name of the dtype the weights were trained in.
+    qkv_bias, output_bias, mlp_bias: which projections add a bias.
+    qk_norm: whether queries and keys are normalised per head before rotation.
+    windows: attention window of each layer, 0 for full attention.
+    """
+
+    architecture: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    rotary_dim: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int, ...]
+
+    @property
+    def attention_bias(self) -> bool:
+        return self.qkv_bias
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """What an architecture implies beside its config.json's numbers."""
+
+    name: str
+    model_type: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+
+_ARCHITECTURES = {
+    known.name: known
+    for known in (
+        _Architecture("LlamaForCausalLM", "llama"),
+        _Architecture("MistralForCausalLM", "mistral"),
+        _Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
+        _Architecture("Qwen3ForCausalLM", "qwen3", qk_norm=True),
+    )
+}
+# Mistral files call themselves "llama" too.
+_GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+def load_model_config(source: ModelSource) -> ModelConfig:
+    """The configuration of a resolved model. Raises ModelError: unsupported, damaged or incomplete."""
+    if source.kind == "gguf":
+        return config_from_gguf(read_gguf(source.path))
+    return config_from_folder(source.path)
+
+
+def supported_architectures() -> tuple[str, ...]:
+    """Names as in config.json's `architectures`."""
+    return tuple(_ARCHITECTURES)
+
+
+# ---------------------------------------------------------------------------------------------- config.json
+
+
+def config_from_folder(folder: Path) -> ModelConfig:
+    """From config.json, with end tokens from generation_config.json where it is there. Raises ModelError."""
+    file = folder / "config.json"
+    values = _read_json(file)
+    architecture = _json_architecture(values, str(file))
+    if values.get("quantization_config") is not None:
+        method = values["quantization_config"].get("quant_method", "unnamed")
+        raise ModelError(f"{file}: quantization {method!r} is not supported; use a GGUF file or unquantized weights")
+    fields = _Fields(values, str(file))
+    fields.refuse_other("hidden_act", "silu")
+    declared_context = fields.integer("max_position_embeddings")
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    scaling = rope_scaling_from_json(rope, declared_context, str(file))
+    num_heads, num_layers = fields.integer("num_attention_heads"), fields.integer("num_hidden_layers")
+    hidden_size = fields.integer("hidden_size")
+    head_dim = values.get("head_dim") or hidden_size // num_heads
+    partial = rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
+    generation = folder / "generation_config.json"
+    generated = _read_json(generation) if generation.is_file() else {}
+    attention_bias = bool(values.get("attention_bias", False))
+    return _checked(
+        ModelConfig(
+            architecture=architecture.name,
+            model_type=architecture.model_type,
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=values.get("num_key_value_heads") or num_heads,
+            head_dim=head_dim,
+            rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+            rope_theta=float(rope.get("rope_theta", values.get("rope_theta", 10000.0))),
+            rope_scaling=scaling,
+            rotary_dim=int(head_dim * partial),
+            max_position_embeddings=extended_context(declared_context, scaling),
+            tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+            bos_token_id=_first_id(values.get("bos_token_id")),
+            eos_token_ids=_ids(values.get("eos_token_id"), generated.get("eos_token_id")),
+            dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
+            qkv_bias=architecture.qkv_bias or attention_bias,
+            output_bias=attention_bias and not architecture.qkv_bias,
+            mlp_bias=bool(values.get("mlp_bias", False)),
+            qk_norm=architecture.qk_norm,
+            windows=_windows(values, num_layers),
+        ),
+        str(file),
+    )
+
+
+def _json_architecture(values: Mapping[str, Any], where: str) -> _Architecture:
+    names = values.get("architectures") or []
+    if not names:
+        raise ModelError(f"{where}: 'architectures' is missing, so the model's architecture is not known")
+    for name in names:
+        if name in _ARCHITECTURES:
+            return _ARCHITECTURES[name]
+    raise ModelError(f"{where}: architecture {names[0]} is not supported ({', '.join(_ARCHITECTURES)})")
+
+
+def _windows(values: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """A window where the files ask for one: in every layer, from `max_window_layers` on, or by `layer_types`."""
+    window = values.get("sliding_window")
+    if not window or values.get("use_sliding_window") is False:
+        return (0,) * num_layers
+    types = values.get("layer_types")
+    if types:
+        return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+    first = values.get("max_window_layers", 0) if values.get("use_sliding_window") else 0
+    return tuple(window if layer >= first else 0 for layer in range(num_layers))
+
+
+# ----------------------------------------------------------------------------------------------------- GGUF
+
+
+def config_from_gguf(file: GGUFFile) -> ModelConfig:
+    """From metadata; what metadata leaves out (vocabulary, tied embeddings, biases) from the tensors. ModelError."""
+    where, metadata = str(file.path), file.metadata
+    prefix = metadata.get("general.architecture")
+    if prefix not in _GGUF_ARCHITECTURES:
+        known = ", ".join(_GGUF_ARCHITECTURES)
+        raise ModelError(f"{where}: architecture {prefix!r} (general.architecture) is not supported ({known})")
+    if metadata.get("split.count", 1) > 1:
+        raise ModelError(f"{where}: one part of {metadata['split.count']}; merge the parts into one .gguf file first")
+    fields = _Fields({key.removeprefix(f"{prefix}."): value for key, value in metadata.items()}, where)
+    if fields.values.get("expert_count", 0):
+        raise ModelError(f"{where}: {prefix} with experts (expert_count) is not supported")
+    architecture = _ARCHITECTURES[_GGUF_ARCHITECTURES[prefix]]
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelError(f"{where}: tensor 'token_embd.weight' is missing; the file is not a whole model")
+    declared_context = fields.integer("context_length")
+    scaling = _gguf_rope_scaling(file, fields, declared_context)
+    num_heads, num_layers = fields.integer("attention.head_count"), fields.integer("block_count")
+    hidden_size = fields.integer("embedding_length")
+    head_dim = fields.values.get("attention.key_length") or hidden_size // num_heads
+    window = fields.values.get("attention.sliding_window", 0)
+    return _checked(
+        ModelConfig(
+            architecture=architecture.name,
+            model_type=architecture.model_type,
+            vocab_size=embedding.shape[0],
+            hidden_size=hidden_size,
+            intermediate_size=fields.integer("feed_forward_length"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=fields.values.get("attention.head_count_kv", num_heads),
+            head_dim=head_dim,
+            rms_norm_eps=float(fields.values.get("attention.layer_norm_rms_epsilon", 1e-6)),
+            rope_theta=float(fields.values.get("rope.freq_base", 10000.0)),
+            rope_scaling=scaling,
+            rotary_dim=fields.values.get("rope.dimension_count", head_dim),
+            max_position_embeddings=extended_context(declared_context, scaling),
+            tie_word_embeddings="output.weight" not in file.tensors,
+            bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+            eos_token_ids=_ids(*(metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))),
+            dtype="bfloat16",
+            qkv_bias="blk.0.attn_q.bias" in file.tensors,
+            output_bias="blk.0.attn_output.bias" in file.tensors,
+            mlp_bias="blk.0.ffn_down.bias" in file.tensors,
+            qk_norm=architecture.qk_norm,
+            windows=(window,) * num_layers,
+        ),
+        where,
+    )
+
+
+def _gguf_rope_scaling(file: GGUFFile, fields: _Fields, declared_context: int) -> RopeScaling | None:
+    divisors = _read_floats(file, "rope_freqs.weight")
+    kind = fields.values.get("rope.scaling.type", "none")
+    if kind in ("none", "linear") and fields.values.get("rope.scaling.factor", 1.0) == 1.0:
+        return RopeScaling("default", frequency_divisors=divisors) if divisors else None
+    if kind not in ("linear", "yarn"):
+        raise ModelError(f"{fields.where}: rope scaling {kind!r} (rope.scaling.type) is not supported (linear, yarn)")
+    return RopeScaling(
+        kind=kind,
+        factor=float(fields.values.get("rope.scaling.factor", 1.0)),
+        original_max_position_embeddings=fields.values.get("rope.scaling.original_context_length", declared_context),
+        attention_factor=fields.values.get("rope.scaling.attn_factor"),
+        frequency_divisors=divisors,
+    )
+
+
+def _read_floats(file: GGUFFile, name: str) -> tuple[float, ...]:
+    """The values of a small f32 tensor; () when the file has no such tensor."""
+    tensor = file.tensors.get(name)
+    if tensor is None:
+        return ()
+    if tensor.type != "f32":
+        raise ModelError(f"{file.path}: tensor {name!r} has type {tensor.type}, expected f32")
+    with file.path.open("rb") as data:
+        data.seek(tensor.offset)
+        return struct.unpack(f"<{tensor.nbytes // 4}f", data.read(tensor.nbytes))
+
+
+# --------------------------------------------------------------------------------------------------- shared
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """Values of one file, with its name for messages."""
+
+    values: Mapping[str, Any]
+    where: str
+
+    def integer(self, name: str) -> int:
+        value = self.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            what = "is missing" if value is None else f"must be a positive whole number, got {value!r}"
+            raise ModelError(f"{self.where}: {name!r} {what}")
+        return value
+
+    def refuse_other(self, name: str, supported: str) -> None:
+        value = self.values.get(name, supported)
+        if value != supported:
+            raise ModelError(f"{self.where}: {name} {value!r} is not supported (only {supported})")
+
+
+def _checked(config: ModelConfig, where: str) -> ModelConfig:
+    """Numbers that disagree with each other are the file's fault; found here, not in a kernel."""
+    if not isinstance(config.num_kv_heads, int) or config.num_kv_heads <= 0:
+        raise ModelError(f"{where}: the number of KV heads must be one positive number, got {config.num_kv_heads!r}")
+    if config.num_heads % config.num_kv_heads:
+        raise ModelError(f"{where}: {config.num_heads} heads do not divide among {config.num_kv_heads} KV heads")
+    if config.rotary_dim % 2 or not 0 < config.rotary_dim <= config.head_dim:
+        raise ModelError(
+            f"{where}: rotary size {config.rotary_dim} must be even and at most the head's {config.head_dim}"
+        )
+    if len(config.windows) != config.num_layers:
+        raise ModelError(f"{where}: layer_types has {len(config.windows)} entries for {config.num_layers} layers")
+    return config
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ModelError(f"{file}: not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"{file}: must hold a JSON object")
+    return values
+
+
+def _ids(*values: Any) -> tuple[int, ...]:
+    """Token ids out of numbers, lists and gaps, in order, each once."""
+    found: dict[int, None] = {}
+    for value in values:
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, int):
+                found[item] = None
+    return tuple(found)
+
+
+def _first_id(value: Any) -> int | None:
+    ids = _ids(value)
+    return ids[0] if ids else None
