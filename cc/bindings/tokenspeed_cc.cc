@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: MIT
+//
+// The Python face of the scheduler: names, views and errors, no logic. Arrays of a Plan or an Outcome are
+// read-only numpy views that keep their owner alive; tokenspeed_cc.pyi is the documentation. The GIL is
+// released while the scheduler works. A refusal becomes ValueError, a broken invariant RuntimeError.
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/scheduler/scheduler.h"
+
+namespace py = pybind11;
+
+namespace tokenspeed {
+namespace {
+
+using TokenArray = py::array_t<int32_t, py::array::c_style>;
+
+void Raise(const Status& status) {
+  if (!status.ok()) throw py::value_error(status.reason());
+}
+
+// A read-only view of `data`, which `owner` keeps alive.
+template <class T>
+py::array View(const T* data, std::vector<py::ssize_t> shape, py::handle owner) {
+  py::array_t<T> view(std::move(shape), data, owner);
+  py::detail::array_proxy(view.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
+  return view;
+}
+
+template <class T>
+py::array View(const std::vector<T>& values, py::handle owner) {
+  return View(values.data(), {static_cast<py::ssize_t>(values.size())}, owner);
+}
+
+// Adds a property `name` that views the vector `member` of an immutable C++ object.
+template <class Class, class Owner, class T>
+void DefView(Class& cls, const char* name, const std::vector<T> Owner::* member) {
+  cls.def_property_readonly(name, [member](py::object self) {
+    return View(self.cast<const Owner&>().*member, self);
+  });
+}
+
+std::vector<int32_t> Copy(const TokenArray& array, const char* field) {
+  if (array.ndim() != 1) throw py::value_error(std::string(field) + " must have one dimension");
+  return {array.data(), array.data() + array.size()};
+}
+
+void BindConfig(py::module_& m) {
+  py::class_<SchedulerConfig>(m, "SchedulerConfig")
+      .def(py::init([](int32_t num_blocks, int32_t block_size, int32_t max_num_seqs, int32_t max_model_len,
+                       int32_t max_batched_tokens, bool chunked_prefill, int32_t overlap_depth,
+                       int32_t verify_width, int32_t max_decode_gap_tokens, bool enable_prefix_caching,
+                       std::vector<int32_t> eos_token_ids) {
+             return SchedulerConfig{num_blocks,    block_size,    max_num_seqs, max_model_len,
+                                    max_batched_tokens, chunked_prefill, overlap_depth, verify_width,
+                                    max_decode_gap_tokens, enable_prefix_caching,
+                                    std::move(eos_token_ids)};
+           }),
+           py::kw_only(), py::arg("num_blocks"), py::arg("block_size"), py::arg("max_num_seqs"),
+           py::arg("max_model_len"), py::arg("max_batched_tokens"), py::arg("chunked_prefill"),
+           py::arg("overlap_depth"), py::arg("verify_width"), py::arg("max_decode_gap_tokens"),
+           py::arg("enable_prefix_caching"), py::arg("eos_token_ids"))
+      .def_readonly("num_blocks", &SchedulerConfig::num_blocks)
+      .def_readonly("block_size", &SchedulerConfig::block_size)
+      .def_readonly("max_num_seqs", &SchedulerConfig::max_num_seqs)
+      .def_readonly("max_model_len", &SchedulerConfig::max_model_len)
+      .def_readonly("max_batched_tokens", &SchedulerConfig::max_batched_tokens)
+      .def_readonly("chunked_prefill", &SchedulerConfig::chunked_prefill)
+      .def_readonly("overlap_depth", &SchedulerConfig::overlap_depth)
+      .def_readonly("verify_width", &SchedulerConfig::verify_width)
+      .def_readonly("max_decode_gap_tokens", &SchedulerConfig::max_decode_gap_tokens)
+      .def_readonly("enable_prefix_caching", &SchedulerConfig::enable_prefix_caching)
+      .def_readonly("eos_token_ids", &SchedulerConfig::eos_token_ids);
+
+  py::class_<RequestSpec>(m, "RequestSpec")
+      .def(py::init([](int64_t request_id, const TokenArray& token_ids, int32_t max_new_tokens,
+                       int32_t min_new_tokens, std::vector<int32_t> stop_token_ids, bool ignore_eos,
+                       int32_t priority, int64_t cache_salt, int64_t adapter) {
+             return RequestSpec{RequestId(request_id), Copy(token_ids, "token_ids"), max_new_tokens,
+                                min_new_tokens, std::move(stop_token_ids), ignore_eos, priority,
+                                cache_salt, adapter};
+           }),
+           py::kw_only(), py::arg("request_id"), py::arg("token_ids"), py::arg("max_new_tokens"),
+           py::arg("min_new_tokens"), py::arg("stop_token_ids"), py::arg("ignore_eos"),
+           py::arg("priority"), py::arg("cache_salt"), py::arg("adapter"));
+}
+
+void BindPlan(py::module_& m) {
+  py::class_<Plan, std::shared_ptr<Plan>> plan(m, "Plan");
+  plan.def_readonly("step_id", &Plan::step_id)
+      .def_property_readonly("num_rows", &Plan::num_rows)
+      .def_readonly("num_decode_rows", &Plan::num_decode_rows)
+      .def_property_readonly("samples",
+                             [](py::object self) {
+                               const auto& rows = self.cast<const Plan&>().samples;
+                               return View(reinterpret_cast<const bool*>(rows.data()),
+                                           {static_cast<py::ssize_t>(rows.size())}, self);
+                             })
+      .def_property_readonly("block_copies",
+                             [](py::object self) {
+                               const auto& copies = self.cast<const Plan&>().block_copies;
+                               return View(reinterpret_cast<const int32_t*>(copies.data()),
+                                           {static_cast<py::ssize_t>(copies.size()), 2}, self);
+                             })
+      .def_property_readonly("table_updates", [](py::object self) {
+        const auto& updates = self.cast<const Plan&>().table_updates;
+        return View(reinterpret_cast<const int32_t*>(updates.data()),
+                    {static_cast<py::ssize_t>(updates.size()), 3}, self);
+      });
+  DefView(plan, "request_ids", &Plan::request_ids);
+  DefView(plan, "slots", &Plan::slots);
+  DefView(plan, "query_lens", &Plan::query_lens);
+  DefView(plan, "context_lens", &Plan::context_lens);
+  DefView(plan, "prompt_token_ids", &Plan::prompt_token_ids);
+  DefView(plan, "new_slots", &Plan::new_slots);
+  DefView(plan, "new_slot_request_ids", &Plan::new_slot_request_ids);
+
+  py::class_<Outcome, std::shared_ptr<Outcome>> outcome(m, "Outcome");
+  DefView(outcome, "request_ids", &Outcome::request_ids);
+  DefView(outcome, "rows", &Outcome::rows);
+  DefView(outcome, "num_tokens", &Outcome::num_tokens);
+  DefView(outcome, "finish", &Outcome::finish);
+  DefView(outcome, "prompt_tokens", &Outcome::prompt_tokens);
+  DefView(outcome, "completion_tokens", &Outcome::completion_tokens);
+  DefView(outcome, "cached_tokens", &Outcome::cached_tokens);
+  DefView(outcome, "matched_tokens", &Outcome::matched_tokens);
+}
+
+void BindReports(py::module_& m) {
+  m.attr("FINISH_NONE") = static_cast<int>(Finish::kNone);
+  m.attr("FINISH_STOP") = static_cast<int>(Finish::kStop);
+  m.attr("FINISH_LENGTH") = static_cast<int>(Finish::kLength);
+  m.attr("FINISH_ABORT") = static_cast<int>(Finish::kAbort);
+
+  py::class_<RequestCounters>(m, "RequestCounters")
+      .def_readonly("submitted_step", &RequestCounters::submitted_step)
+      .def_readonly("admitted_step", &RequestCounters::admitted_step)
+      .def_readonly("prefill_done_step", &RequestCounters::prefill_done_step)
+      .def_readonly("first_token_step", &RequestCounters::first_token_step)
+      .def_readonly("prompt_tokens", &RequestCounters::prompt_tokens)
+      .def_readonly("cached_tokens", &RequestCounters::cached_tokens)
+      .def_readonly("completion_tokens", &RequestCounters::completion_tokens)
+      .def_readonly("num_retractions", &RequestCounters::num_retractions)
+      .def_readonly("num_delayed", &RequestCounters::num_delayed)
+      .def_readonly("num_delayed_steps", &RequestCounters::num_delayed_steps)
+      .def_readonly("num_sampling_rows", &RequestCounters::num_sampling_rows);
+
+  py::class_<Ended>(m, "Ended")
+      .def_readonly("request_id", &Ended::request_id)
+      .def_property_readonly("finish", [](const Ended& e) { return static_cast<int>(e.finish); })
+      .def_property_readonly("prompt_tokens", [](const Ended& e) { return e.counters.prompt_tokens; })
+      .def_property_readonly("completion_tokens",
+                             [](const Ended& e) { return e.counters.completion_tokens; })
+      .def_property_readonly("cached_tokens", [](const Ended& e) { return e.counters.cached_tokens; });
+
+  py::class_<Load>(m, "Load")
+      .def_readonly("num_running", &Load::num_running)
+      .def_readonly("num_waiting", &Load::num_waiting)
+      .def_readonly("active_blocks", &Load::active_blocks)
+      .def_readonly("cached_blocks", &Load::cached_blocks)
+      .def_readonly("free_blocks", &Load::free_blocks)
+      .def_readonly("total_blocks", &Load::total_blocks);
+
+  py::class_<BlockStored>(m, "BlockStored")
+      .def_readonly("block_hash", &BlockStored::hash)
+      .def_property_readonly("parent_hash",
+                             [](const BlockStored& e) -> std::optional<uint64_t> {
+                               if (!e.has_parent) return std::nullopt;
+                               return e.parent_hash;
+                             })
+      .def_readonly("token_ids", &BlockStored::token_ids);
+  py::class_<BlockRemoved>(m, "BlockRemoved").def_readonly("block_hash", &BlockRemoved::hash);
+  py::class_<AllBlocksCleared>(m, "AllBlocksCleared");
+}
+
+std::shared_ptr<const Outcome> AdvanceStep(Scheduler& scheduler, int64_t step_id,
+                                           const TokenArray& token_ids, const TokenArray& num_tokens) {
+  if (token_ids.ndim() != 2) throw py::value_error("token_ids must be [rows, width]");
+  if (num_tokens.ndim() != 1) throw py::value_error("num_tokens must be [rows]");
+  if (token_ids.shape(0) != num_tokens.shape(0)) {
+    throw py::value_error("token_ids and num_tokens must have the same number of rows");
+  }
+  const StepResult result{
+      .width = static_cast<int32_t>(token_ids.shape(1)),
+      .token_ids = {token_ids.data(), static_cast<size_t>(token_ids.size())},
+      .num_tokens = {num_tokens.data(), static_cast<size_t>(num_tokens.size())},
+  };
+  py::gil_scoped_release unlocked;
+  auto outcome = scheduler.Settle(StepId(step_id), result);
+  if (outcome.ok()) return outcome.value();
+  py::gil_scoped_acquire locked;
+  throw py::value_error(outcome.status().reason());
+}
+
+void BindScheduler(py::module_& m) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<Scheduler>(m, "Scheduler")
+      .def(py::init([](const SchedulerConfig& config) {
+             auto scheduler = Scheduler::Create(config);
+             Raise(scheduler.ok() ? Status::Ok() : scheduler.status());
+             return std::move(scheduler.value());
+           }),
+           py::arg("config"))
+      .def("submit", [](Scheduler& s, const RequestSpec& spec) { Raise(s.Submit(spec)); },
+           py::arg("spec"))
+      .def("abort", [](Scheduler& s, int64_t id) { return s.Abort(RequestId(id)); },
+           py::arg("request_id"))
+      .def("plan", [](Scheduler& s) { return std::const_pointer_cast<Plan>(s.MakePlan()); }, NoGil())
+      .def("advance",
+           [](Scheduler& s, int64_t step_id, const TokenArray& token_ids, const TokenArray& num_tokens) {
+             return std::const_pointer_cast<Outcome>(AdvanceStep(s, step_id, token_ids, num_tokens));
+           },
+           py::arg("step_id"), py::arg("token_ids"), py::arg("num_tokens"))
+      .def("block_tables",
+           [](py::object self) {
+             const BlockTables& tables = self.cast<const Scheduler&>().tables();
+             return View(tables.cells().data(), {tables.num_slots(), tables.num_columns()}, self);
+           })
+      .def("has_work", &Scheduler::HasWork)
+      .def("load", &Scheduler::load)
+      .def("check", &Scheduler::CheckInvariants, NoGil())
+      .def("flush_cache", &Scheduler::FlushCache)
+      .def("set_weight_version", [](Scheduler& s, int64_t version) { Raise(s.SetWeightVersion(version)); },
+           py::arg("version"))
+      .def("enable_kv_events", &Scheduler::EnableKvEvents)
+      .def("kv_events", &Scheduler::TakeKvEvents)
+      .def("stats",
+           [](const Scheduler& s, int64_t id) {
+             const auto counters = s.CountersOf(RequestId(id));
+             if (!counters) throw py::value_error("request_id " + std::to_string(id) + " is unknown");
+             return *counters;
+           },
+           py::arg("request_id"));
+}
+
+}  // namespace
+}  // namespace tokenspeed
+
+PYBIND11_MODULE(tokenspeed_cc, m) {
+  m.doc() = "The TokenSpeed control plane; see tokenspeed_cc.pyi.";
+  tokenspeed::BindConfig(m);
+  tokenspeed::BindPlan(m);
+  tokenspeed::BindReports(m);
+  tokenspeed::BindScheduler(m);
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+//
+// What a request owns on the device: its row, a pin on the published path it reads, and the private blocks
+// behind it. Column i of the row is block i of the sequence; columns the index owns hold an empty ref here.
+// Move-only: the states of a request pass it on, a step's ticket keeps it while a step in flight still uses
+// it, and when it dies the row, the pin and the blocks are returned. Built and changed by `KvCache` only.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/base/ids.h"
+#include "cc/cache/block_pool.h"
+#include "cc/cache/identity.h"
+#include "cc/cache/prefix_index.h"
+#include "cc/cache/slot_pool.h"
+
+namespace tokenspeed {
+
+class Residence {
+ public:
+  Residence(Residence&&) = default;
+  Residence& operator=(Residence&&) = default;
+
+  SlotId slot() const { return slot_.id(); }
+  int32_t num_blocks() const { return static_cast<int32_t>(columns_.size()); }
+  // Leading blocks whose content the index knows, on the path that the pin keeps.
+  int32_t num_published() const { return num_published_; }
+  const std::vector<BlockRef>& columns() const { return columns_; }
+  // False once its content no longer matches any identity.
+  bool publishes() const { return publishes_; }
+  BlockId tip() const { return pin_.node(); }
+
+ private:
+  friend class KvCache;
+  Residence(SlotRef slot, PathPin pin, Identity identity)
+      : slot_(std::move(slot)), pin_(std::move(pin)), identity_(identity) {}
+
+  SlotRef slot_;
+  PathPin pin_;
+  std::vector<BlockRef> columns_;
+  Identity identity_;
+  int32_t num_published_ = 0;
+  bool publishes_ = true;
+};
+
+}  // namespace tokenspeed

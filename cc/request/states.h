@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+//
+// The states of a request and the events that move it. A state is a move-only type that owns exactly what a
+// request may own in that state; an event carries what the successor needs. `On(State&&, Event)` in
+// transitions.h is the only way from one to the next, and a pair without a transition does not compile.
+// A transition that takes the device residence away hands it back in a `Departure`: the caller puts it into
+// the ticket of the last step in flight that uses it, or lets it go at once.
+
+#pragma once
+
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "cc/cache/residence.h"
+#include "cc/request/stop_rule.h"
+
+namespace tokenspeed {
+
+// Makes a state movable and not copyable, also where it owns nothing: a state can be consumed only once.
+struct MoveOnly {
+  MoveOnly() = default;
+  MoveOnly(MoveOnly&&) = default;
+  MoveOnly& operator=(MoveOnly&&) = default;
+};
+
+struct Submitted : MoveOnly {};  // queued; owns nothing
+struct Prefilling : MoveOnly {   // part of its tokens is not yet in a step
+  explicit Prefilling(Residence r) : home(std::move(r)) {}
+  Residence home;
+};
+struct AwaitingFirstToken : MoveOnly {  // every known token is in a step; the next one has not settled
+  explicit AwaitingFirstToken(Residence r) : home(std::move(r)) {}
+  Residence home;
+};
+struct Decoding : MoveOnly {
+  explicit Decoding(Residence r) : home(std::move(r)) {}
+  Residence home;
+};
+struct Retracted : MoveOnly {};  // queued again with its tokens; blocks went back (or stay as cached prefix)
+struct Finishing : MoveOnly {    // its end was told; a step in flight still carries a row of it
+  explicit Finishing(Finish c) : cause(c) {}
+  Finish cause;
+};
+struct Finished : MoveOnly {
+  explicit Finished(Finish c) : cause(c) {}
+  Finish cause;
+};
+
+using State =
+    std::variant<Submitted, Prefilling, AwaitingFirstToken, Decoding, Retracted, Finishing, Finished>;
+
+namespace event {
+struct Admit {  // room was found: slot, shared prefix, private blocks
+  Residence home;
+};
+struct PromptScheduled {};  // the last chunk of the known tokens went into a step
+struct TokenSettled {};     // a sampled token came back and the request goes on
+struct Retract {};          // blocks ran out
+struct Complete {           // a stop token or the length
+  Finish cause;
+};
+struct Abort {};
+struct Drained {};  // the last step in flight with a row of the request has settled
+}  // namespace event
+
+template <class Next>
+struct [[nodiscard]] Departure {
+  Next next;
+  Residence residence;
+};
+
+}  // namespace tokenspeed

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+//
+// Every legal transition, one function each. There is no other code that makes one state from another, and
+// no handler for the rest: `Legal<State, Event>` is false and a call does not compile. transitions_test.cc
+// spells the whole table; the diagram in docs/scheduler.md is printed from it.
+
+#pragma once
+
+#include <utility>
+
+#include "cc/request/states.h"
+
+namespace tokenspeed {
+
+inline Prefilling On(Submitted&&, event::Admit e) { return Prefilling(std::move(e.home)); }
+inline Prefilling On(Retracted&&, event::Admit e) { return Prefilling(std::move(e.home)); }
+
+inline AwaitingFirstToken On(Prefilling&& s, event::PromptScheduled) {
+  return AwaitingFirstToken(std::move(s.home));
+}
+
+inline Decoding On(AwaitingFirstToken&& s, event::TokenSettled) { return Decoding(std::move(s.home)); }
+inline Decoding On(Decoding&& s, event::TokenSettled) { return std::move(s); }
+// The step was launched before the request was retracted; its token is kept and resumed from.
+inline Retracted On(Retracted&& s, event::TokenSettled) { return std::move(s); }
+
+inline Departure<Retracted> On(Prefilling&& s, event::Retract) { return {{}, std::move(s.home)}; }
+inline Departure<Retracted> On(AwaitingFirstToken&& s, event::Retract) { return {{}, std::move(s.home)}; }
+inline Departure<Retracted> On(Decoding&& s, event::Retract) { return {{}, std::move(s.home)}; }
+
+inline Departure<Finishing> On(AwaitingFirstToken&& s, event::Complete e) {
+  return {Finishing(e.cause), std::move(s.home)};
+}
+inline Departure<Finishing> On(Decoding&& s, event::Complete e) {
+  return {Finishing(e.cause), std::move(s.home)};
+}
+inline Finishing On(Retracted&&, event::Complete e) { return Finishing(e.cause); }
+
+inline Finished On(Submitted&&, event::Abort) { return Finished(Finish::kAbort); }
+inline Departure<Finishing> On(Prefilling&& s, event::Abort) {
+  return {Finishing(Finish::kAbort), std::move(s.home)};
+}
+inline Departure<Finishing> On(AwaitingFirstToken&& s, event::Abort) {
+  return {Finishing(Finish::kAbort), std::move(s.home)};
+}
+inline Departure<Finishing> On(Decoding&& s, event::Abort) {
+  return {Finishing(Finish::kAbort), std::move(s.home)};
+}
+inline Finishing On(Retracted&&, event::Abort) { return Finishing(Finish::kAbort); }
+
+inline Finished On(Finishing&& s, event::Drained) { return Finished(s.cause); }
+
+// Whether a transition exists for the pair.
+template <class S, class E>
+concept Legal = requires(S s, E e) { On(std::move(s), std::move(e)); };
+
+}  // namespace tokenspeed

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+
+#include <algorithm>
+#include <vector>
+
+#include "cc/scheduler/scheduler.h"
+
+namespace tokenspeed {
+
+void Scheduler::CheckInvariants() const {
+  cache_.index().Check();
+  CheckBlocks();
+  CheckRequests();
+}
+
+void Scheduler::CheckBlocks() const {
+  const BlockPool& pool = cache_.pool();
+  std::vector<bool> seen(static_cast<size_t>(pool.num_total()) + 1, false);
+  int32_t num_held = 0;
+  int32_t num_homes = 0;
+  const auto visit = [&](const Residence& residence) {
+    ++num_homes;
+    for (const BlockRef& block : residence.columns()) {
+      if (!block) continue;
+      Check(!seen[block.id().index()], "no block is held twice");
+      Check(!pool.IsFree(block.id()), "a held block is not free");
+      Check(!cache_.index().Contains(block.id()), "a held block is not in the prefix index");
+      seen[block.id().index()] = true;
+      ++num_held;
+    }
+  };
+  for (const auto* residents : {&prefilling_, &decoding_}) {
+    for (Request* request : *residents) visit(*HomeOf(request->state));
+  }
+  for (const Ticket& ticket : tickets_) {
+    for (const Estate& estate : ticket.estates) visit(estate.residence);
+  }
+  Check(pool.num_free() + num_held + cache_.index().num_cached() == pool.num_total(),
+        "free + held + cached blocks == total");
+  Check(cache_.slots().num_free() + num_homes == cache_.slots().num_slots(),
+        "free + held slots == total");
+}
+
+void Scheduler::CheckRequests() const {
+  const auto num_resident = prefilling_.size() + decoding_.size();
+  Check(live_.size() == num_resident + static_cast<size_t>(waiting_.size()),
+        "a live request waits, prefills or decodes");
+  Check(claims_.size() <= num_resident, "only residents claim blocks");
+  Check(std::ranges::is_sorted(decoding_, {}, [](const Request* r) { return r->key; }),
+        "decoding requests stand in the order of their keys");
+  int64_t rows_counted = 0;
+  for (const auto& [id, request] : live_) rows_counted += request->rows_in_flight;
+  for (const auto& request : leaving_) {
+    Check(std::holds_alternative<Finishing>(request->state), "who leaves is finishing");
+    Check(request->rows_in_flight > 0, "who leaves has a row in flight");
+    rows_counted += request->rows_in_flight;
+  }
+  int64_t rows_in_tickets = 0;
+  for (const Ticket& ticket : tickets_) rows_in_tickets += static_cast<int64_t>(ticket.rows.size());
+  Check(rows_counted == rows_in_tickets, "rows in flight are counted right");
+  for (const auto* residents : {&prefilling_, &decoding_}) {
+    for (Request* request : *residents) {
+      const Residence& home = *HomeOf(request->state);
+      Check(home.num_published() * config_.block_size <= request->settled,
+            "what is published has settled");
+      Check(request->settled <= request->scheduled, "what has settled was scheduled");
+      Check(request->scheduled <= home.num_blocks() * config_.block_size,
+            "what is scheduled has blocks to write to");
+    }
+  }
+  for (const auto& [key, request] : waiting_) {
+    Check(HomeOf(request->state) == nullptr, "who waits holds nothing");
+  }
+}
+
+}  // namespace tokenspeed

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+
+#include "cc/scheduler/config.h"
+
+#include <string>
+
+#include "cc/base/containers.h"
+
+namespace tokenspeed {
+namespace {
+
+// Beyond this a class could not be told from a far future; far more classes than anybody uses.
+constexpr int32_t kMaxPriority = 1'000'000;
+
+Status Positive(const char* field, int64_t value) {
+  if (value > 0) return Status::Ok();
+  return Status::Invalid(std::string(field) + " must be positive, got " + std::to_string(value));
+}
+
+std::string Number(int64_t value) { return std::to_string(value); }
+
+Status ValidateTokens(const RequestSpec& spec) {
+  if (spec.token_ids.empty()) return Status::Invalid("token_ids is empty: a request needs a prompt");
+  for (size_t i = 0; i < spec.token_ids.size(); ++i) {
+    if (spec.token_ids[i] >= 0) continue;
+    return Status::Invalid("token_ids[" + std::to_string(i) + "] is negative: " +
+                           Number(spec.token_ids[i]));
+  }
+  return Status::Ok();
+}
+
+Status ValidateFit(const RequestSpec& spec, const SchedulerConfig& config) {
+  const auto prompt = static_cast<int64_t>(spec.token_ids.size());
+  const int64_t total = prompt + spec.max_new_tokens;
+  if (total > config.max_model_len) {
+    return Status::Invalid("prompt of " + Number(prompt) + " tokens and max_new_tokens " +
+                           Number(spec.max_new_tokens) + " exceed max_model_len " +
+                           Number(config.max_model_len));
+  }
+  if (!config.chunked_prefill && prompt > config.max_batched_tokens) {
+    return Status::Invalid("prompt of " + Number(prompt) + " tokens exceeds max_batched_tokens " +
+                           Number(config.max_batched_tokens) + ", and chunked_prefill is off");
+  }
+  // The last token is emitted and never read back, so its KV needs no room.
+  const int32_t blocks = CeilDiv(static_cast<int32_t>(total - 1), config.block_size);
+  if (blocks > config.num_blocks - 1) {
+    return Status::Invalid("prompt of " + Number(prompt) + " tokens and max_new_tokens " +
+                           Number(spec.max_new_tokens) + " need " + Number(blocks) +
+                           " KV blocks, the pool has num_blocks " + Number(config.num_blocks - 1));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status Validate(const SchedulerConfig& config) {
+  const std::pair<const char*, int32_t> positive[] = {
+      {"block_size", config.block_size},
+      {"max_num_seqs", config.max_num_seqs},
+      {"max_model_len", config.max_model_len},
+      {"max_batched_tokens", config.max_batched_tokens},
+      {"verify_width", config.verify_width},
+      {"max_decode_gap_tokens", config.max_decode_gap_tokens},
+  };
+  for (const auto& [field, value] : positive) {
+    if (Status status = Positive(field, value); !status.ok()) return status;
+  }
+  if (config.num_blocks < 2) return Status::Invalid("num_blocks must be at least 2: block 0 is padding");
+  if (config.overlap_depth < 0) return Status::Invalid("overlap_depth must not be negative");
+  const int64_t decode_tokens = int64_t{config.max_num_seqs} * config.verify_width;
+  if (config.max_batched_tokens < decode_tokens) {
+    return Status::Invalid("max_batched_tokens " + Number(config.max_batched_tokens) +
+                           " is less than max_num_seqs * verify_width = " + Number(decode_tokens) +
+                           ": every running request decodes in every step");
+  }
+  return Status::Ok();
+}
+
+Status Validate(const RequestSpec& spec, const SchedulerConfig& config) {
+  if (!spec.id.valid()) return Status::Invalid("request_id must not be negative");
+  if (Status status = ValidateTokens(spec); !status.ok()) return status;
+  if (Status status = Positive("max_new_tokens", spec.max_new_tokens); !status.ok()) return status;
+  if (spec.min_new_tokens < 0 || spec.min_new_tokens > spec.max_new_tokens) {
+    return Status::Invalid("min_new_tokens must be between 0 and max_new_tokens, got " +
+                           Number(spec.min_new_tokens));
+  }
+  if (spec.priority < -kMaxPriority || spec.priority > kMaxPriority) {
+    return Status::Invalid("priority must be within +-" + Number(kMaxPriority) + ", got " +
+                           Number(spec.priority));
+  }
+  return ValidateFit(spec, config);
+}
+
+}  // namespace tokenspeed

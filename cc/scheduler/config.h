@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+//
+// What the scheduler is told once, and what it is told about a request. No field has a default: every call
+// site decides. `Validate` names the field that cannot be.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/base/ids.h"
+#include "cc/base/status.h"
+
+namespace tokenspeed {
+
+struct SchedulerConfig {
+  int32_t num_blocks;             // device pool, including block 0, which is never handed out
+  int32_t block_size;             // tokens
+  int32_t max_num_seqs;           // requests that hold blocks and run at once
+  int32_t max_model_len;          // prompt + output, tokens
+  int32_t max_batched_tokens;     // budget of a step: decode rows and prefill chunks
+  bool chunked_prefill;           // false: a prompt is one row, whole
+  int32_t overlap_depth;          // steps in flight while the next one is planned
+  int32_t verify_width;           // tokens a decode row carries; 1 is plain decoding
+  int32_t max_decode_gap_tokens;  // prefill tokens between two decode steps of a running request
+  bool enable_prefix_caching;
+  std::vector<int32_t> eos_token_ids;
+};
+
+Status Validate(const SchedulerConfig& config);
+
+struct RequestSpec {
+  RequestId id;
+  std::vector<int32_t> token_ids;
+  int32_t max_new_tokens;
+  int32_t min_new_tokens;
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos;
+  int32_t priority;  // lower runs first
+  int64_t cache_salt;
+  int64_t adapter;
+};
+
+// Whether the request is well-formed and could ever run alone under `config`.
+Status Validate(const RequestSpec& spec, const SchedulerConfig& config);
+
+}  // namespace tokenspeed

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+//
+// A step being built: its rows so far and what is left of its budget. Private to the scheduler.
+
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cc/scheduler/plan.h"
+#include "cc/scheduler/scheduler.h"
+#include "cc/scheduler/ticket.h"
+
+namespace tokenspeed {
+
+struct Scheduler::Draft {
+  std::shared_ptr<Plan> plan = std::make_shared<Plan>();
+  std::vector<Row> rows;
+  std::vector<PathPin> copy_sources;
+  int32_t num_tokens = 0;      // of all rows
+  int32_t prefill_budget = 0;  // tokens that prefill rows may still take
+};
+
+}  // namespace tokenspeed

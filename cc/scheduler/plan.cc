@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+
+#include <algorithm>
+#include <utility>
+
+#include "cc/base/containers.h"
+#include "cc/scheduler/draft.h"
+#include "cc/scheduler/scheduler.h"
+
+namespace tokenspeed {
+
+std::shared_ptr<const Plan> Scheduler::MakePlan() {
+  if (static_cast<int32_t>(tickets_.size()) > config_.overlap_depth) return nullptr;
+  Draft draft;
+  if (std::exchange(prefill_turn_, false)) {
+    draft.prefill_budget = config_.max_batched_tokens;
+    AdmitWaiting(draft);
+    prefill_turn_ = false;
+  }
+  if (draft.rows.empty()) {
+    PlanDecodes(draft);
+    draft.prefill_budget = PrefillBudget(draft);
+    PlanPrefills(draft);
+    AdmitWaiting(draft);
+  } else {
+    for (Request* request : decoding_) NoteDelay(*request);
+  }
+  if (draft.rows.empty()) return nullptr;
+  return Launch(std::move(draft));
+}
+
+void Scheduler::PlanDecodes(Draft& draft) {
+  draft.rows.reserve(decoding_.size() + 8);
+  // By index: a retraction takes requests off the end of the list, never the ones already planned.
+  for (size_t i = 0; i < decoding_.size(); ++i) {
+    Request& request = *decoding_[i];
+    if (!IsReadyToDecode(request)) continue;
+    const int32_t left = request.stop.max_new_tokens - request.num_output_ahead();
+    const int32_t query_len = std::min(config_.verify_width, left);
+    if (EnsureRoom(request, request.scheduled + query_len)) {
+      AddRow(draft, request, {.query_len = query_len, .samples = true, .decodes = true});
+    } else if (HomeOf(request.state) != nullptr) {
+      NoteDelay(request);
+    }
+  }
+}
+
+bool Scheduler::IsReadyToDecode(const Request& request) const {
+  if (request.num_output_ahead() >= request.stop.max_new_tokens) return false;
+  // How many of the drafted tokens a row keeps is known only when it settles; the next row starts there.
+  if (config_.verify_width > 1 && request.rows_in_flight > 0) return false;
+  return request.scheduled + 1 == request.num_tokens_ahead();
+}
+
+bool Scheduler::EnsureRoom(Request& request, int32_t num_tokens) {
+  while (!cache_.Grow(*HomeOf(request.state), num_tokens)) {
+    // Blocks on their way back are enough reason to wait: nobody loses work for the sake of one step.
+    if (BlocksWillReturn()) return false;
+    Request* victim = YoungestResident();
+    Retract(*victim);
+    if (victim == &request) return false;
+  }
+  return true;
+}
+
+int32_t Scheduler::PrefillBudget(const Draft& draft) const {
+  const int32_t left = config_.max_batched_tokens - draft.num_tokens;
+  return draft.rows.empty() ? left : std::min(left, config_.max_decode_gap_tokens);
+}
+
+void Scheduler::PlanPrefills(Draft& draft) {
+  for (size_t i = 0; i < prefilling_.size() && draft.prefill_budget > 0;) {
+    Request& request = *prefilling_[i];
+    PlanChunk(draft, request);
+    if (i < prefilling_.size() && prefilling_[i] == &request) ++i;  // it leaves the list with its last chunk
+  }
+}
+
+void Scheduler::PlanChunk(Draft& draft, Request& request) {
+  const int32_t left = request.log.size() - request.scheduled;
+  const int32_t chunk = std::min(left, draft.prefill_budget);
+  const auto tokens = request.log.tokens(request.scheduled, chunk);
+  auto& prompt = draft.plan->prompt_token_ids;
+  prompt.insert(prompt.end(), tokens.begin(), tokens.end());
+  draft.prefill_budget -= chunk;
+  const bool last = chunk == left;
+  AddRow(draft, request, {.query_len = chunk, .samples = last, .decodes = false});
+  if (!last) return;
+  Advance<Prefilling>(request, event::PromptScheduled{});
+  if (request.counters.prefill_done_step < 0) request.counters.prefill_done_step = next_step_;
+  EraseFirst(prefilling_, &request);
+  const auto by_key = [](const Request* a, const Request* b) { return a->key < b->key; };
+  decoding_.insert(std::upper_bound(decoding_.begin(), decoding_.end(), &request, by_key), &request);
+}
+
+void Scheduler::AddRow(Draft& draft, Request& request, RowShape shape) {
+  Plan& plan = *draft.plan;
+  plan.request_ids.push_back(request.id.value());
+  plan.slots.push_back(HomeOf(request.state)->slot().value());
+  plan.query_lens.push_back(shape.query_len);
+  plan.context_lens.push_back(request.scheduled);
+  plan.samples.push_back(shape.samples ? 1 : 0);
+  draft.rows.push_back({&request, request.scheduled, shape.query_len, shape.samples, shape.decodes});
+  plan.num_decode_rows += shape.decodes ? 1 : 0;
+  draft.num_tokens += shape.query_len;
+
+  request.scheduled += shape.query_len;
+  request.rows_in_flight += 1;
+  request.samples_in_flight += shape.samples ? 1 : 0;
+  request.counters.num_sampling_rows += shape.samples ? 1 : 0;
+  request.last_step = StepId(next_step_);
+  request.is_delayed = false;
+}
+
+std::shared_ptr<const Plan> Scheduler::Launch(Draft draft) {
+  Plan& plan = *draft.plan;
+  plan.step_id = next_step_++;
+  plan.table_updates = cache_.tables().TakeUpdates();
+  tickets_.push_back({draft.plan, std::move(draft.rows), {}, std::move(draft.copy_sources)});
+  return draft.plan;
+}
+
+void Scheduler::NoteDelay(Request& request) {
+  request.counters.num_delayed_steps += 1;
+  if (!std::exchange(request.is_delayed, true)) request.counters.num_delayed += 1;
+}
+
+}  // namespace tokenspeed

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+//
+// What goes out of the scheduler: a `Plan` for one step, the `Outcome` of a settled one, and small reports.
+// All are immutable once handed out and shared with the binding, whose numpy arrays view these vectors.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/base/ids.h"
+#include "cc/cache/block_tables.h"
+#include "cc/request/request.h"
+
+namespace tokenspeed {
+
+struct BlockCopy {
+  int32_t from;
+  int32_t to;
+};
+static_assert(sizeof(BlockCopy) == 2 * sizeof(int32_t), "exported as int32[C, 2]");
+
+// One step. Rows are decodes first, then prefill chunks; all row arrays have equal length.
+struct Plan {
+  int64_t step_id = -1;
+  int32_t num_decode_rows = 0;
+  std::vector<int64_t> request_ids;
+  std::vector<int32_t> slots;
+  std::vector<int32_t> query_lens;
+  std::vector<int32_t> context_lens;  // tokens in the cache before this step's query
+  std::vector<uint8_t> samples;       // whether the row's last position yields tokens
+  std::vector<int32_t> prompt_token_ids;
+  std::vector<int32_t> new_slots;
+  std::vector<int64_t> new_slot_request_ids;
+  std::vector<BlockCopy> block_copies;
+  std::vector<TableUpdate> table_updates;
+
+  int32_t num_rows() const { return static_cast<int32_t>(request_ids.size()); }
+};
+
+// One entry for each request that produced tokens or ended when a step settled.
+struct Outcome {
+  std::vector<int64_t> request_ids;
+  std::vector<int32_t> rows;
+  std::vector<int32_t> num_tokens;
+  std::vector<uint8_t> finish;
+  std::vector<int32_t> prompt_tokens;
+  std::vector<int32_t> completion_tokens;
+  std::vector<int32_t> cached_tokens;
+  std::vector<int32_t> matched_tokens;
+};
+
+// The terminal event of a request that did not end in a step.
+struct Ended {
+  int64_t request_id;
+  Finish finish;
+  RequestCounters counters;
+};
+
+struct Load {
+  int32_t num_running;
+  int32_t num_waiting;
+  int32_t active_blocks;
+  int32_t cached_blocks;  // kept for prefix hits, free for the taking
+  int32_t free_blocks;
+  int32_t total_blocks;
+};
+
+}  // namespace tokenspeed

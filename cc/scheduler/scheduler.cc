@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+
+#include "cc/scheduler/scheduler.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "cc/base/containers.h"
+
+namespace tokenspeed {
+namespace {
+
+// A class of lower priority stands as if it had come this many steps later.
+constexpr int64_t kAgeingSteps = 512;
+constexpr size_t kMinRecentCounters = 1024;
+
+KvCacheConfig CacheConfig(const SchedulerConfig& config) {
+  // With a step in flight, an ended request's row is used for a while longer; a second set of rows lets
+  // its successor in without waiting for that.
+  const int32_t sets = config.overlap_depth == 0 ? 1 : 2;
+  return {.num_blocks = config.num_blocks,
+          .block_size = config.block_size,
+          .num_slots = config.max_num_seqs * sets,
+          .max_blocks_per_seq = CeilDiv(config.max_model_len, config.block_size),
+          .enable_prefix_caching = config.enable_prefix_caching};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Scheduler>> Scheduler::Create(SchedulerConfig config) {
+  if (Status status = Validate(config); !status.ok()) return status;
+  return std::unique_ptr<Scheduler>(new Scheduler(std::move(config)));
+}
+
+Scheduler::Scheduler(SchedulerConfig config)
+    : config_(std::move(config)),
+      cache_(CacheConfig(config_)),
+      recent_(std::max(kMinRecentCounters, 2 * static_cast<size_t>(config_.max_num_seqs))) {}
+
+Status Scheduler::Submit(RequestSpec spec) {
+  if (Status status = Validate(spec, config_); !status.ok()) return status;
+  if (live_.contains(spec.id)) {
+    return Status::Invalid("request_id " + std::to_string(spec.id.value()) + " is in use");
+  }
+  StopRule stop{.max_new_tokens = spec.max_new_tokens,
+                .min_new_tokens = spec.min_new_tokens,
+                .ignore_eos = spec.ignore_eos,
+                .stop_token_ids = std::move(spec.stop_token_ids)};
+  auto request = std::make_unique<Request>(spec.id, std::move(spec.token_ids), std::move(stop));
+  request->cache_salt = spec.cache_salt;
+  request->adapter = spec.adapter;
+  request->priority = spec.priority;
+  request->key = {next_step_ + spec.priority * kAgeingSteps, next_sequence_++};
+  request->counters.submitted_step = next_step_;
+  request->counters.prompt_tokens = request->log.num_prompt();
+  waiting_.Add(*request);
+  live_.emplace(spec.id, std::move(request));
+  return Status::Ok();
+}
+
+std::optional<Ended> Scheduler::Abort(RequestId id) {
+  const auto found = live_.find(id);
+  if (found == live_.end()) return std::nullopt;
+  Request& request = *found->second;
+  const Ended ended{id.value(), Finish::kAbort, request.counters};
+  recent_.Add(id, request.counters);
+  if (std::holds_alternative<Submitted>(request.state)) {
+    waiting_.Remove(request);
+    Advance<Submitted>(request, event::Abort{});
+    live_.erase(found);
+    return ended;
+  }
+  if (std::holds_alternative<Retracted>(request.state)) {
+    waiting_.Remove(request);
+    Advance<Retracted>(request, event::Abort{});
+  } else {
+    Depart(request, LeaveFrom<Prefilling, AwaitingFirstToken, Decoding>(request, event::Abort{}));
+  }
+  leaving_.push_back(std::move(found->second));
+  live_.erase(found);
+  DrainIfDone(request);
+  return ended;
+}
+
+bool Scheduler::FlushCache() {
+  if (!tickets_.empty() || !prefilling_.empty() || !decoding_.empty()) return false;
+  cache_.index().Clear();
+  return true;
+}
+
+Status Scheduler::SetWeightVersion(int64_t version) {
+  if (version < 0) return Status::Invalid("weight version must not be negative");
+  if (version == weight_version_) return Status::Ok();
+  weight_version_ = version;
+  for (std::vector<Request*>* residents : {&prefilling_, &decoding_}) {
+    for (Request* request : *residents) {
+      claims_.Move(*request, 0);
+      cache_.StopPublishing(*HomeOf(request->state));
+    }
+  }
+  for (Ticket& ticket : tickets_) {
+    for (Estate& estate : ticket.estates) cache_.StopPublishing(estate.residence);
+  }
+  for (const auto& [key, request] : waiting_) request->hit = {};
+  return Status::Ok();
+}
+
+Load Scheduler::load() const {
+  const int32_t total = cache_.pool().num_total();
+  const int32_t free = cache_.pool().num_free();
+  const int32_t cached = cache_.index().num_idle();
+  return {.num_running = static_cast<int32_t>(prefilling_.size() + decoding_.size()),
+          .num_waiting = waiting_.size(),
+          .active_blocks = total - free - cached,
+          .cached_blocks = cached,
+          .free_blocks = free,
+          .total_blocks = total};
+}
+
+std::optional<RequestCounters> Scheduler::CountersOf(RequestId id) const {
+  const auto found = live_.find(id);
+  if (found != live_.end()) return found->second->counters;
+  return recent_.Find(id);
+}
+
+Content Scheduler::ContentOf(Request& request) {
+  if (!config_.enable_prefix_caching) return {request.log.tokens(), {}};
+  return {request.log.tokens(), request.log.Hashes(request.root, config_.block_size)};
+}
+
+}  // namespace tokenspeed

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+//
+// The public face of the control plane: requests in, plans out, results in, ends out. It owns every request
+// from submit to its last settled row, and the KV cache below. Callers use one thread at a time (the engine's
+// loop); nothing here blocks, sleeps, reads a clock or depends on an address or a hash order, so two
+// schedulers that are told the same make the same plans. Faults of the caller come back as a Status with the
+// state unchanged; a broken invariant throws InvariantViolation. Planning costs O(rows of the step).
+// plan.cc builds steps, admission.cc lets requests in and out of the cache, settle.cc takes results.
+
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "cc/cache/kv_cache.h"
+#include "cc/request/request.h"
+#include "cc/scheduler/claims.h"
+#include "cc/scheduler/config.h"
+#include "cc/scheduler/plan.h"
+#include "cc/scheduler/recent_counters.h"
+#include "cc/scheduler/ticket.h"
+#include "cc/scheduler/waiting_queue.h"
+
+namespace tokenspeed {
+
+// What the model returned for a step: token_ids[row * width + i], of which num_tokens[row] count.
+struct StepResult {
+  int32_t width;
+  std::span<const int32_t> token_ids;
+  std::span<const int32_t> num_tokens;
+};
+
+class Scheduler {
+ public:
+  static Result<std::unique_ptr<Scheduler>> Create(SchedulerConfig config);
+
+  Status Submit(RequestSpec spec);
+  // Ends a request at once, whatever its state; nullopt when it is unknown or ended already.
+  std::optional<Ended> Abort(RequestId id);
+  // The next step, or null when nothing can be launched before something settles or arrives.
+  std::shared_ptr<const Plan> MakePlan();
+  // Takes the result of the oldest step in flight.
+  Result<std::shared_ptr<const Outcome>> Settle(StepId step, const StepResult& result);
+
+  // Forgets all cached prefixes; false, and nothing happens, while a request holds blocks.
+  bool FlushCache();
+  // Blocks computed from now on belong to `version`; requests that run through the change publish nothing.
+  Status SetWeightVersion(int64_t version);
+
+  bool HasWork() const { return !live_.empty() || !tickets_.empty(); }
+  Load load() const;
+  // Live requests, and those that ended lately.
+  std::optional<RequestCounters> CountersOf(RequestId id) const;
+  const BlockTables& tables() const { return cache_.tables(); }
+  void EnableKvEvents() { cache_.index().events().Enable(); }
+  std::vector<KvEvent> TakeKvEvents() { return cache_.index().events().Take(); }
+
+  // free + held + cached == total, one owner a block, published implies settled, and what else must hold.
+  void CheckInvariants() const;
+
+ private:
+  struct Draft;  // a plan being built
+  struct RowShape {
+    int32_t query_len;
+    bool samples;
+    bool decodes;
+  };
+  explicit Scheduler(SchedulerConfig config);
+
+  // plan.cc
+  void PlanDecodes(Draft& draft);
+  bool EnsureRoom(Request& request, int32_t num_tokens);
+  void PlanPrefills(Draft& draft);
+  void PlanChunk(Draft& draft, Request& request);
+  bool IsReadyToDecode(const Request& request) const;
+  void AddRow(Draft& draft, Request& request, RowShape shape);
+  std::shared_ptr<const Plan> Launch(Draft draft);
+  int32_t PrefillBudget(const Draft& draft) const;
+  void NoteDelay(Request& request);
+
+  // admission.cc
+  void AdmitWaiting(Draft& draft);
+  Request* PickCandidate();
+  bool IsBlockedByClaim(Request& request);
+  bool Admit(Draft& draft, Request& request);
+  void ClaimNextBlock(Request& request);
+  void Retract(Request& request);
+  Request* YoungestResident() const;
+  bool BlocksWillReturn() const;
+
+  // settle.cc
+  Status ValidateResult(StepId step, const StepResult& result) const;
+  void SettleRow(const Row& row, int32_t row_number, const StepResult& result, Outcome& outcome);
+  void Complete(Request& request, Finish cause);
+  int32_t AcceptTokens(Request& request, std::span<const int32_t> tokens, Finish& finish);
+  void PublishSettled(Request& request);
+  void Depart(Request& request, Residence residence);
+  void DrainIfDone(Request& request);
+
+  // check.cc
+  void CheckBlocks() const;
+  void CheckRequests() const;
+
+  Content ContentOf(Request& request);
+  Identity IdentityOf(const Request& request) const {
+    return {weight_version_, request.cache_salt, request.adapter};
+  }
+
+  const SchedulerConfig config_;
+  KvCache cache_;  // outlives the requests and tickets that hold its blocks
+  std::unordered_map<RequestId, std::unique_ptr<Request>> live_;  // never iterated for a decision
+  std::vector<std::unique_ptr<Request>> leaving_;                 // ended, with rows in flight
+  WaitingQueue waiting_;
+  std::vector<Request*> prefilling_;  // in order of admission
+  std::vector<Request*> decoding_;    // in order of their keys
+  Claims claims_;
+  std::deque<Ticket> tickets_;  // oldest first
+  RecentCounters recent_;
+  int64_t next_step_ = 0;
+  int64_t next_sequence_ = 0;
+  int64_t weight_version_ = 0;
+  bool prefill_turn_ = false;  // the next step leaves decodes out for a prompt that must go whole
+};
+
+}  // namespace tokenspeed

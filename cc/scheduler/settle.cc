@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "cc/base/containers.h"
+#include "cc/scheduler/scheduler.h"
+
+namespace tokenspeed {
+
+Status Scheduler::ValidateResult(StepId step, const StepResult& result) const {
+  if (tickets_.empty()) return Status::Invalid("no step is in flight");
+  const Ticket& ticket = tickets_.front();
+  if (ticket.plan->step_id != step.value()) {
+    return Status::Invalid("steps settle oldest first: step " + std::to_string(ticket.plan->step_id) +
+                           " is next, got step " + std::to_string(step.value()));
+  }
+  const size_t num_rows = ticket.rows.size();
+  if (result.num_tokens.size() != num_rows || result.width < 1 ||
+      result.token_ids.size() != num_rows * static_cast<size_t>(result.width)) {
+    return Status::Invalid("step " + std::to_string(step.value()) + " has " + std::to_string(num_rows) +
+                           " rows; token_ids must be [rows, width] and num_tokens [rows]");
+  }
+  for (size_t i = 0; i < num_rows; ++i) {
+    const Row& row = ticket.rows[i];
+    if (!row.samples || std::holds_alternative<Finishing>(row.request->state)) continue;
+    const int32_t most = std::min(result.width, row.decodes ? row.query_len : 1);
+    const int32_t count = result.num_tokens[i];
+    if (count < 1 || count > most) {
+      return Status::Invalid("num_tokens[" + std::to_string(i) + "] must be between 1 and " +
+                             std::to_string(most) + ", got " + std::to_string(count));
+    }
+    const auto tokens = result.token_ids.subspan(i * static_cast<size_t>(result.width),
+                                                 static_cast<size_t>(count));
+    if (std::ranges::any_of(tokens, [](int32_t token) { return token < 0; })) {
+      return Status::Invalid("token_ids[" + std::to_string(i) + "] holds a negative token id");
+    }
+  }
+  return Status::Ok();
+}
+
+Result<std::shared_ptr<const Outcome>> Scheduler::Settle(StepId step, const StepResult& result) {
+  if (Status status = ValidateResult(step, result); !status.ok()) return status;
+  Ticket ticket = std::move(tickets_.front());
+  tickets_.pop_front();
+  auto outcome = std::make_shared<Outcome>();
+  for (size_t i = 0; i < ticket.rows.size(); ++i) {
+    SettleRow(ticket.rows[i], static_cast<int32_t>(i), result, *outcome);
+  }
+  for (Estate& estate : ticket.estates) {
+    Request& request = *estate.request;
+    cache_.MoveOut(std::move(estate.residence), ContentOf(request),
+                   std::min(request.settled, request.log.size()));
+  }
+  for (const Row& row : ticket.rows) {
+    if (std::holds_alternative<Finishing>(row.request->state)) DrainIfDone(*row.request);
+  }
+  return std::shared_ptr<const Outcome>(std::move(outcome));
+}
+
+void Scheduler::SettleRow(const Row& row, int32_t row_number, const StepResult& result,
+                          Outcome& outcome) {
+  Request& request = *row.request;
+  request.rows_in_flight -= 1;
+  request.samples_in_flight -= row.samples ? 1 : 0;
+  request.settled = row.context_len + row.query_len;
+  if (std::holds_alternative<Finishing>(request.state)) return;  // told already; its tokens go nowhere
+  if (!row.samples) return PublishSettled(request);
+
+  const auto i = static_cast<size_t>(row_number);
+  const auto tokens = result.token_ids.subspan(i * static_cast<size_t>(result.width),
+                                               static_cast<size_t>(result.num_tokens[i]));
+  Finish finish = Finish::kNone;
+  const int32_t num_kept = AcceptTokens(request, tokens, finish);
+  if (config_.verify_width > 1 && row.decodes) {
+    // Drafted positions that were not kept are written again by the next row.
+    request.settled = request.scheduled = row.context_len + num_kept;
+  }
+  outcome.request_ids.push_back(request.id.value());
+  outcome.rows.push_back(row_number);
+  outcome.num_tokens.push_back(num_kept);
+  outcome.finish.push_back(static_cast<uint8_t>(finish));
+  outcome.prompt_tokens.push_back(request.counters.prompt_tokens);
+  outcome.completion_tokens.push_back(request.counters.completion_tokens);
+  outcome.cached_tokens.push_back(request.counters.cached_tokens);
+  outcome.matched_tokens.push_back(finish == Finish::kStop ? request.log.tokens().back() : -1);
+  if (finish == Finish::kNone) {
+    AdvanceAny<AwaitingFirstToken, Decoding, Retracted>(request, event::TokenSettled{});
+    PublishSettled(request);
+  } else {
+    Complete(request, finish);
+  }
+}
+
+int32_t Scheduler::AcceptTokens(Request& request, std::span<const int32_t> tokens, Finish& finish) {
+  int32_t num_kept = 0;
+  for (const int32_t token : tokens) {
+    request.log.Append(token);
+    ++num_kept;
+    finish = request.stop.Judge(token, request.log.num_output(), config_.eos_token_ids);
+    if (finish != Finish::kNone) break;  // what was sampled behind the end is not output
+  }
+  if (request.counters.first_token_step < 0) request.counters.first_token_step = request.last_step.value();
+  request.counters.completion_tokens = request.log.num_output();
+  return num_kept;
+}
+
+void Scheduler::Complete(Request& request, Finish cause) {
+  recent_.Add(request.id, request.counters);
+  if (std::holds_alternative<Retracted>(request.state)) {
+    waiting_.Remove(request);
+    Advance<Retracted>(request, event::Complete{cause});
+  } else {
+    Depart(request, LeaveFrom<AwaitingFirstToken, Decoding>(request, event::Complete{cause}));
+  }
+  const auto found = live_.find(request.id);
+  leaving_.push_back(std::move(found->second));
+  live_.erase(found);
+}
+
+void Scheduler::PublishSettled(Request& request) {
+  Residence* home = HomeOf(request.state);
+  if (home == nullptr || request.settled / config_.block_size <= home->num_published()) return;
+  cache_.Publish(*home, ContentOf(request), std::min(request.settled, request.log.size()));
+  ClaimNextBlock(request);
+}
+
+void Scheduler::Depart(Request& request, Residence residence) {
+  if (!EraseFirst(decoding_, &request)) EraseFirst(prefilling_, &request);
+  claims_.Move(request, 0);
+  if (request.rows_in_flight == 0) {
+    return cache_.MoveOut(std::move(residence), ContentOf(request),
+                          std::min(request.settled, request.log.size()));
+  }
+  const auto at = static_cast<size_t>(request.last_step.value() - tickets_.front().plan->step_id);
+  tickets_[at].estates.push_back({&request, std::move(residence)});
+}
+
+void Scheduler::DrainIfDone(Request& request) {
+  if (request.rows_in_flight > 0) return;
+  Advance<Finishing>(request, event::Drained{});
+  std::erase_if(leaving_, [&](const auto& owned) { return owned.get() == &request; });
+}
+
+}  // namespace tokenspeed
