@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: MIT
+"""The control plane: which rows the next forward has, and who owns which KV block.
+
+One `Scheduler` a device rank. Use it from one thread at a time (the engine's loop). Everything inside is an
+integer; request ids, weight versions, salts and adapters are numbers that the caller maps from its strings.
+`plan()` returns one step, `advance()` takes its result; between the two up to `overlap_depth` further steps
+may be planned. Given the same calls, two schedulers make the same plans: there is no clock inside.
+
+Arrays of a `Plan` or an `Outcome` are read-only numpy views of memory that lives as long as any of them does.
+A caller's fault raises ValueError with the reason and changes nothing. RuntimeError names a broken invariant:
+the process should end.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+FINISH_NONE: int  # 0: goes on
+FINISH_STOP: int  # 1: an eos or stop token
+FINISH_LENGTH: int  # 2: max_new_tokens
+FINISH_ABORT: int  # 3
+
+class SchedulerConfig:
+    """What the scheduler is told once. Every field is required; `Scheduler(config)` raises ValueError by field name."""
+
+    num_blocks: int
+    """Blocks of the device pool including block 0, which is never handed out: padding rows write there."""
+    block_size: int
+    """Tokens a block."""
+    max_num_seqs: int
+    """Requests that may hold blocks and run at once."""
+    max_model_len: int
+    """Limit of prompt + output in tokens."""
+    max_batched_tokens: int
+    """Token budget of a step, decode rows and prefill chunks together; at least max_num_seqs * verify_width."""
+    chunked_prefill: bool
+    """False: a prompt is one row, at most max_batched_tokens long. A request that was retracted may still resume in chunks."""
+    overlap_depth: int
+    """Steps that may be in flight while the next one is planned: 0, 1, n. Unsettled steps are at most one more."""
+    verify_width: int
+    """Tokens a decode row may carry (the last token and drafts); 1 is plain decoding. Above 1 a request has one row in flight."""
+    max_decode_gap_tokens: int
+    """Most prefill tokens in a step that also decodes: bounds the gap between two tokens of a running request.
+    Without chunked prefill a prompt that does not fit beside the decodes gets one step of its own."""
+    enable_prefix_caching: bool
+    eos_token_ids: list[int]
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_batched_tokens: int,
+        chunked_prefill: bool,
+        overlap_depth: int,
+        verify_width: int,
+        max_decode_gap_tokens: int,
+        enable_prefix_caching: bool,
+        eos_token_ids: list[int],
+    ) -> None: ...
+
+class RequestSpec:
+    """A request. `token_ids` is copied. Lower `priority` runs first; each class stands as if it had come 512 steps
+    after the class before it, so that nobody starves. Blocks are shared only between requests with equal
+    `cache_salt` and `adapter` (and weight version)."""
+
+    def __init__(
+        self,
+        *,
+        request_id: int,
+        token_ids: NDArray[np.int32],
+        max_new_tokens: int,
+        min_new_tokens: int,
+        stop_token_ids: list[int],
+        ignore_eos: bool,
+        priority: int,
+        cache_salt: int,
+        adapter: int,
+    ) -> None: ...
+
+class Plan:
+    """One step. R rows: decodes first, then prefill chunks. Read it until the step settles."""
+
+    @property
+    def step_id(self) -> int: ...
+    @property
+    def num_rows(self) -> int:
+        """R, at least 1."""
+    @property
+    def num_decode_rows(self) -> int: ...
+    @property
+    def request_ids(self) -> NDArray[np.int64]:
+        """[R]"""
+    @property
+    def slots(self) -> NDArray[np.int32]:
+        """[R] row of `Scheduler.block_tables()` and of the engine's per-request device state."""
+    @property
+    def query_lens(self) -> NDArray[np.int32]:
+        """[R] tokens this step computes."""
+    @property
+    def context_lens(self) -> NDArray[np.int32]:
+        """[R] tokens in the KV cache before this step's query; the query's first position."""
+    @property
+    def samples(self) -> NDArray[np.bool_]:
+        """[R] whether the row yields tokens: every decode row, and the last chunk of a prompt."""
+    @property
+    def prompt_token_ids(self) -> NDArray[np.int32]:
+        """[sum of query_lens of the prefill rows] in row order. Decode rows read their token on the device."""
+    @property
+    def new_slots(self) -> NDArray[np.int32]:
+        """[N] slots that got a new request in this step: set up sampling state before it runs. A request that was
+        retracted comes back here; its prefill row then covers prompt and output so far."""
+    @property
+    def new_slot_request_ids(self) -> NDArray[np.int64]:
+        """[N]"""
+    @property
+    def block_copies(self) -> NDArray[np.int32]:
+        """[C, 2] (source, destination) block copies, all layers, to run before this step writes."""
+    @property
+    def table_updates(self) -> NDArray[np.int32]:
+        """[U, 3] (slot, column, block): every change of the block tables since the plan before, in order."""
+
+class Outcome:
+    """What a settled step meant. One entry a request that produced tokens or ended, in row order."""
+
+    @property
+    def request_ids(self) -> NDArray[np.int64]:
+        """[N]"""
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        """[N] row of the plan; -1 for an end that belongs to no row."""
+    @property
+    def num_tokens(self) -> NDArray[np.int32]:
+        """[N] how many of the row's tokens to emit, the stop token included; what was sampled behind it is dropped."""
+    @property
+    def finish(self) -> NDArray[np.uint8]:
+        """[N] FINISH_*"""
+    @property
+    def prompt_tokens(self) -> NDArray[np.int32]:
+        """[N]"""
+    @property
+    def completion_tokens(self) -> NDArray[np.int32]:
+        """[N] emitted so far, this step included."""
+    @property
+    def cached_tokens(self) -> NDArray[np.int32]:
+        """[N] prompt tokens that came from the prefix cache when the request was first admitted."""
+    @property
+    def matched_tokens(self) -> NDArray[np.int32]:
+        """[N] the stop or eos token that ended it, -1 otherwise."""
+
+class Ended:
+    """The terminal event of a request that was aborted."""
+
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def finish(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+
+class Load:
+    """active + cached + free == total blocks; block 0 is not counted."""
+
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def active_blocks(self) -> int:
+        """Held by a request, or cached and in use."""
+    @property
+    def cached_blocks(self) -> int:
+        """Kept for prefix hits only; taken when the free ones run out."""
+    @property
+    def free_blocks(self) -> int: ...
+    @property
+    def total_blocks(self) -> int: ...
+
+class RequestCounters:
+    """Steps stand for times (the engine knows when it launched which); -1: not yet."""
+
+    @property
+    def submitted_step(self) -> int:
+        """The step that was to be planned next when the request arrived."""
+    @property
+    def admitted_step(self) -> int: ...
+    @property
+    def prefill_done_step(self) -> int:
+        """The step with the last chunk of the prompt."""
+    @property
+    def first_token_step(self) -> int:
+        """The step that sampled the first token."""
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+    @property
+    def num_retractions(self) -> int: ...
+    @property
+    def num_delayed(self) -> int:
+        """How often it began to wait though it could have decoded: others prefilled, or blocks were short."""
+    @property
+    def num_delayed_steps(self) -> int: ...
+    @property
+    def num_sampling_rows(self) -> int:
+        """Rows that sampled for it; completion_tokens divided by it is the accepted length."""
+
+class BlockStored:
+    """A full block became reusable. Its parent was stored before it."""
+
+    @property
+    def block_hash(self) -> int: ...
+    @property
+    def parent_hash(self) -> int | None: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+
+class BlockRemoved:
+    """A block was evicted. Its children went before it."""
+
+    @property
+    def block_hash(self) -> int: ...
+
+class AllBlocksCleared: ...
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Raises ValueError naming the field that cannot be."""
+    def submit(self, spec: RequestSpec) -> None:
+        """Queues a request. Raises ValueError: id in use, empty prompt, negative token, a budget out of range, or
+        the limit (max_model_len, max_batched_tokens, num_blocks) that it could never fit under."""
+    def abort(self, request_id: int) -> Ended | None:
+        """Ends a request at once; no Outcome will mention it again. None: unknown, or ended already. Blocks that
+        steps in flight use come back when those settle."""
+    def plan(self) -> Plan | None:
+        """The next step. None: nothing can be launched before a step settles or a request arrives."""
+    def advance(self, step_id: int, token_ids: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> Outcome:
+        """Settles the oldest step in flight. token_ids [R, W] with any W >= 1, num_tokens [R]: how many of a row's
+        tokens were accepted, 1..query_len for a decode row, 1 for a last chunk; rows that do not sample and rows
+        of requests that ended meanwhile are ignored. Raises ValueError: not the oldest step, shapes, counts."""
+    def block_tables(self) -> NDArray[np.int32]:
+        """[num_slots, ceil(max_model_len / block_size)], a live read-only view. While a request lives in a row its
+        cells are only appended; the row is not used again while a step in flight reads it."""
+    def has_work(self) -> bool:
+        """Whether a request is live or a step is in flight."""
+    def load(self) -> Load: ...
+    def check(self) -> None:
+        """Raises RuntimeError with the broken invariant: free + held + cached == total, one owner a block, what is
+        published has settled, and so on. O(blocks)."""
+    def flush_cache(self) -> bool:
+        """Forgets every cached prefix. False, and nothing happens, while a request holds blocks."""
+    def set_weight_version(self, version: int) -> None:
+        """Blocks computed from now on are shared under `version` only. Requests that run through the change keep
+        their blocks and share none of them. Raises ValueError: negative."""
+    def enable_kv_events(self) -> None:
+        """Starts recording; without it kv_events() stays empty."""
+    def kv_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
+        """What changed in the prefix cache since the last call, in order."""
+    def stats(self, request_id: int) -> RequestCounters:
+        """Of a live request, or of one of the last that ended. Raises ValueError: unknown."""
