@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: MIT
+"""The gateway's settings: from the command line of `smg launch` to one frozen `GatewayConfig`.
+
+Pure: reads files only where a flag names one that holds a secret. Every flag of the released gateway is either
+honoured (`HONOURED` here) or refused with a reason (`gateway_refused`); an unknown flag, a refused one, or a bad
+value raises `FlagError`, which the command turns into one line on stderr and exit status 2.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenspeed.config.flags import Flag, FlagError, Kind, help_text, parse_flags
+from tokenspeed.config.gateway_refused import REFUSED
+
+POLICY_NAMES = ("random", "round_robin", "passthrough", "power_of_two", "least_load")
+LOG_LEVELS = ("debug", "info", "warn", "error")
+
+_LISTS = frozenset({"--worker-urls", "--request-id-headers", "--prometheus-duration-buckets", "--model-alias"})
+
+
+@dataclass(frozen=True)
+class RetryConfig:
+    """When a request is sent to an engine again; `max_attempts` counts the first one too."""
+
+    max_attempts: int
+    initial_backoff_s: float
+    max_backoff_s: float
+    multiplier: float
+    jitter: float
+
+
+@dataclass(frozen=True)
+class LimitConfig:
+    """What one gateway takes at once. `max_concurrent_requests` 0: no limit."""
+
+    max_concurrent_requests: int
+    queue_size: int
+    queue_timeout_s: float
+    request_timeout_s: float
+    max_payload_bytes: int
+    idle_connection_timeout_s: float
+
+
+@dataclass(frozen=True)
+class DrainConfig:
+    """After SIGTERM: requests are still taken for `settle_s`, then those in flight have `grace_s` to finish."""
+
+    settle_s: float
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """Everything `tokenspeed.gateway.app.run` needs."""
+
+    host: str
+    port: int
+    worker_urls: tuple[str, ...]
+    policy: str
+    model_path: str | None
+    """A folder, a GGUF file or a hub id: where the tokenizer and the chat template come from, and a name."""
+    model_aliases: tuple[str, ...]
+    tokenizer_path: str | None
+    chat_template: str | None
+    """A file that replaces the model's own template."""
+    api_keys: tuple[str, ...]
+    tls_cert: str | None
+    tls_key: str | None
+    engine_count: int | None
+    engine_startup_timeout_s: float
+    stall_s: float
+    """An engine that has had work and said nothing for this long counts as stuck."""
+    health_interval_s: float
+    sse_keepalive_s: float
+    """0: no comments on silent streams."""
+    request_id_headers: tuple[str, ...]
+    prometheus_host: str | None
+    prometheus_port: int | None
+    """A second listener for /metrics alone; None: /metrics on the main port only."""
+    duration_buckets_s: tuple[float, ...]
+    log_level: str
+    log_json: bool
+    retry: RetryConfig
+    limits: LimitConfig
+    drain: DrainConfig
+
+
+def _flag(names: str, kind: Kind, default: Any, group: str, text: str, *choices: Any) -> Flag:
+    return Flag(tuple(names.split()), kind, default, text, group, choices=choices)
+
+
+_WORKERS, _ROUTING, _MODEL, _HTTP, _LIMITS = "Workers", "Routing", "Model", "HTTP", "Limits"
+_RETRIES, _HEALTH, _LOGS, _SECURITY = "Retries", "Health", "Logs and metrics", "Security"
+
+HONOURED: tuple[Flag, ...] = (
+    _flag("--host", "str", "0.0.0.0", _HTTP, "address to listen on"),
+    _flag("--port", "int", 30000, _HTTP, "port to listen on; 0 takes a free one"),
+    _flag("--worker-urls", "append", (), _WORKERS, "ipc:///path or tcp://host:port of each worker's lane"),
+    _flag("--backend --runtime", "str", "tokenspeed", _WORKERS, "kind of the workers", "tokenspeed"),
+    _flag("--zmq-engine-count", "int", None, _WORKERS, "ranks behind a worker URL; default: what the first one says"),
+    _flag("--zmq-startup-timeout-secs", "float", 3600.0, _WORKERS, "time for all ranks to register after the first"),
+    _flag("--policy", "str", "power_of_two", _ROUTING, "how a worker is chosen", *POLICY_NAMES),
+    _flag("--model-path --model", "str", None, _MODEL, "folder, GGUF file or hub id; default: the embedded model"),
+    _flag("--model-alias", "append", (), _MODEL, "another name that requests may use for the model"),
+    _flag("--tokenizer-path", "str", None, _MODEL, "folder or file of the tokenizer, if not the model's"),
+    _flag("--chat-template", "str", None, _MODEL, "file with a Jinja chat template, if not the model's"),
+    _flag("--max-payload-size", "int", 536870912, _LIMITS, "largest body in bytes; larger ones get 413"),
+    _flag("--max-concurrent-requests", "int", -1, _LIMITS, "requests served at once; -1: max(4096, 1024 x cores)"),
+    _flag("--queue-size", "int", 100, _LIMITS, "requests that may wait for a place; more get 429"),
+    _flag("--queue-timeout-secs", "float", 60.0, _LIMITS, "longest wait for a place; then 429"),
+    _flag("--request-timeout-secs", "float", 1800.0, _LIMITS, "longest life of a request"),
+    _flag("--idle-connection-timeout-secs", "float", 90.0, _LIMITS, "idle connections are closed after this"),
+    _flag("--sse-keepalive-secs", "float", 15.0, _HTTP, "comment on a stream that was silent this long; 0: none"),
+    _flag("--request-id-headers", "append", (), _HTTP, "headers that name a request, before x-request-id"),
+    _flag("--shutdown-settle-secs", "float", 0.0, _HTTP, "after SIGTERM, requests are still taken for this long"),
+    _flag("--shutdown-grace-period-secs", "float", 180.0, _HTTP, "after that, those in flight may finish this long"),
+    _flag("--retry-max-retries", "int", 5, _RETRIES, "attempts in all, the first one included"),
+    _flag("--retry-initial-backoff-ms", "float", 50.0, _RETRIES, "pause after the first attempt"),
+    _flag("--retry-max-backoff-ms", "float", 30000.0, _RETRIES, "longest pause"),
+    _flag("--retry-backoff-multiplier", "float", 1.5, _RETRIES, "growth of the pause"),
+    _flag("--retry-jitter-factor", "float", 0.2, _RETRIES, "share of a pause by which it varies"),
+    _flag("--disable-retries", "switch", False, _RETRIES, "one attempt only"),
+    _flag("--disable-circuit-breaker", "switch", False, _RETRIES, "there is none; accepted for scripts that say so"),
+    _flag("--worker-stale-secs", "float", 30.0, _HEALTH, "a worker with work and no sign of life this long is stuck"),
+    _flag("--health-check-interval-secs", "float", 1.0, _HEALTH, "how often the workers' health is looked at"),
+    _flag("--disable-load-monitoring", "switch", False, _HEALTH, "engines report load unasked; accepted for scripts"),
+    _flag("--log-level", "str", "info", _LOGS, "least severe lines that are written", *LOG_LEVELS),
+    _flag("--log-json", "switch", False, _LOGS, "log lines as JSON objects"),
+    _flag("--prometheus-port", "int", None, _LOGS, "also serve /metrics alone on this port"),
+    _flag("--prometheus-host", "str", None, _LOGS, "address for that port; default: --host"),
+    _flag("--prometheus-duration-buckets", "append", (), _LOGS, "upper bounds in seconds of duration histograms"),
+    _flag("--api-key", "append", (), _SECURITY, "key that requests must carry; repeatable"),
+    _flag("--api-key-file", "str", None, _SECURITY, "file with one key a line"),
+    _flag("--tls-cert-path", "str", None, _SECURITY, "certificate chain of the server"),
+    _flag("--tls-key-path", "str", None, _SECURITY, "its private key"),
+)
+
+TABLE: tuple[Flag, ...] = HONOURED + REFUSED
+
+
+def launch_help() -> str:
+    """The text of `smg launch --help`: the honoured flags."""
+    return help_text(HONOURED)
+
+
+def parse_launch(argv: Sequence[str]) -> GatewayConfig:
+    """The settings that `argv` (after `smg launch`) asks for. Raises `FlagError`."""
+    parsed = parse_flags(_one_value_each(argv), TABLE)
+    if parsed.rest:
+        raise FlagError(parsed.rest[0], "no such flag (see `smg launch --help`)")
+    if parsed.given.get("model") == "MODEL":
+        raise FlagError(str(parsed.values["model"]), "unexpected word; the model is given by --model-path")
+    return _resolve(parsed.values)
+
+
+def _one_value_each(argv: Sequence[str]) -> list[str]:
+    """`--worker-urls a b` as `--worker-urls a --worker-urls b`."""
+    words: list[str] = []
+    current = ""
+    for word in argv:
+        if word.startswith("--"):
+            name, equals, _ = word.partition("=")
+            current = name if name in _LISTS else ""
+            if current and not equals:
+                continue
+        elif current:
+            words.append(current)
+        words.append(word)
+    return words
+
+
+def _resolve(values: dict[str, Any]) -> GatewayConfig:
+    _check_ranges(values)
+    concurrent = values["max_concurrent_requests"]
+    return GatewayConfig(
+        host=values["host"],
+        port=values["port"],
+        worker_urls=tuple(values["worker_urls"]),
+        policy=values["policy"],
+        model_path=values["model_path"],
+        model_aliases=tuple(values["model_alias"]),
+        tokenizer_path=values["tokenizer_path"],
+        chat_template=values["chat_template"],
+        api_keys=tuple(values["api_key"]) + _keys_of(values["api_key_file"]),
+        tls_cert=values["tls_cert_path"],
+        tls_key=values["tls_key_path"],
+        engine_count=values["zmq_engine_count"],
+        engine_startup_timeout_s=values["zmq_startup_timeout_secs"],
+        stall_s=values["worker_stale_secs"],
+        health_interval_s=values["health_check_interval_secs"],
+        sse_keepalive_s=values["sse_keepalive_secs"],
+        request_id_headers=tuple(values["request_id_headers"]),
+        prometheus_host=values["prometheus_host"],
+        prometheus_port=values["prometheus_port"],
+        duration_buckets_s=_numbers("--prometheus-duration-buckets", values["prometheus_duration_buckets"]),
+        log_level=values["log_level"],
+        log_json=values["log_json"],
+        retry=_retry(values),
+        limits=LimitConfig(
+            max_concurrent_requests=max(4096, 1024 * (os.cpu_count() or 1)) if concurrent < 0 else concurrent,
+            queue_size=values["queue_size"],
+            queue_timeout_s=values["queue_timeout_secs"],
+            request_timeout_s=values["request_timeout_secs"],
+            max_payload_bytes=values["max_payload_size"],
+            idle_connection_timeout_s=values["idle_connection_timeout_secs"],
+        ),
+        drain=DrainConfig(values["shutdown_settle_secs"], values["shutdown_grace_period_secs"]),
+    )
+
+
+def _retry(values: dict[str, Any]) -> RetryConfig:
+    return RetryConfig(
+        max_attempts=1 if values["disable_retries"] else max(1, values["retry_max_retries"]),
+        initial_backoff_s=values["retry_initial_backoff_ms"] / 1000,
+        max_backoff_s=values["retry_max_backoff_ms"] / 1000,
+        multiplier=values["retry_backoff_multiplier"],
+        jitter=values["retry_jitter_factor"],
+    )
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("--port", 0, 65535),
+    ("--zmq-engine-count", 1, 65535),
+    ("--zmq-startup-timeout-secs", 0.001, 1e9),
+    ("--max-payload-size", 1, 2**40),
+    ("--max-concurrent-requests", -1, 2**31),
+    ("--queue-size", 0, 2**31),
+    ("--queue-timeout-secs", 0, 1e9),
+    ("--request-timeout-secs", 0.001, 1e9),
+    ("--idle-connection-timeout-secs", 0, 1e9),
+    ("--sse-keepalive-secs", 0, 1e9),
+    ("--shutdown-settle-secs", 0, 1e9),
+    ("--shutdown-grace-period-secs", 0, 1e9),
+    ("--retry-max-retries", 0, 1000),
+    ("--retry-initial-backoff-ms", 0, 1e9),
+    ("--retry-max-backoff-ms", 0, 1e9),
+    ("--retry-backoff-multiplier", 1, 1000),
+    ("--retry-jitter-factor", 0, 1),
+    ("--worker-stale-secs", 0.001, 1e9),
+    ("--health-check-interval-secs", 0.001, 1e9),
+    ("--prometheus-port", 0, 65535),
+)
+
+
+def _check_ranges(values: dict[str, Any]) -> None:
+    for name, low, high in _RANGES:
+        value = values[name[2:].replace("-", "_")]
+        if value is not None and not low <= value <= high:
+            raise FlagError(name, f"must be in [{low:g}, {high:g}], got {value}")
+    if not values["worker_urls"]:
+        raise FlagError("--worker-urls", "at least one worker is needed")
+    if (values["tls_cert_path"] is None) != (values["tls_key_path"] is None):
+        raise FlagError("--tls-cert-path", "the certificate and its key (--tls-key-path) go together")
+
+
+def _keys_of(file: str | None) -> tuple[str, ...]:
+    if file is None:
+        return ()
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise FlagError("--api-key-file", f"{file} cannot be read: {error.strerror}") from None
+    keys = tuple(line.strip() for line in lines if line.strip())
+    if not keys:
+        raise FlagError("--api-key-file", f"{file} has no key")
+    return keys
+
+
+def _numbers(name: str, words: Sequence[str]) -> tuple[float, ...]:
+    try:
+        return tuple(sorted(float(word) for word in words))
+    except ValueError:
+        raise FlagError(name, f"{' '.join(words)!r} are not numbers") from None

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: MIT
+"""The flags that operators know from the released gateway and that this one refuses, each with the reason. Data only.
+
+A refused flag still parses, so that the refusal names it; where a value asks for nothing beyond what happens anyway
+(its default, mostly), that value passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenspeed.config.flags import Flag, Kind
+
+_HTTP_WORKERS = "workers are reached over the ZMQ lane only"
+_ADMIN = "all endpoints are on one port"
+_POLICY = "this routing policy or its tuning is not in this release"
+_RANKS = "a worker's ranks are balanced by their requests in flight"
+_RL = "this release has no control server for trainers"
+_PD = "this release serves prefill and decode in one engine"
+_CHECKS = "workers register by themselves when they dial"
+_LOADS = "engines report their load with every step"
+_MM = "this release understands text only"
+_LOGS = "log lines go to stderr"
+_DISCOVERY = "workers are named by --worker-urls"
+_REQUESTS = "this limit is not in this release"
+_GRPC = "workers are reached over the ZMQ lane only"
+_CORS = "this release answers no cross-origin requests"
+_RATES = "requests have one class and one common limit"
+_BREAKER = "there is no circuit breaker: a worker that is lost or stuck gets no requests"
+_HEALTH = "a worker's health is the age of its last sign of life"
+_TOKENIZER = "the tokenizer has no cache and is loaded at start"
+_PARSERS = "this release returns the model's text as it is"
+_HISTORY = "this release stores no conversations"
+_WASM = "this release runs no plug-ins"
+_ONE_MODEL = "one gateway serves one model"
+_TLS = "the lane to the workers has no TLS"
+_TRACING = "this release exports no traces"
+_TENANTS = "keys are given by --api-key and are all equal"
+_MESH = "gateways do not talk to each other"
+_WEBRTC = "this release has no realtime API"
+_RUNTIME = "the gateway runs on one thread"
+
+
+def _no(names: str, kind: Kind, default: Any, why: str, *accepts: Any) -> Flag:
+    known = (default, *accepts) if default is not None else accepts
+    return Flag(tuple(names.split()), kind, default, "", "Refused", accepts=known, refusal=why)
+
+
+REFUSED: tuple[Flag, ...] = (
+    # Worker Configuration
+    _no("--upstream-http2", "switch", False, _HTTP_WORKERS),
+    _no("--upstream-pool-idle-timeout-secs", "float", 3.0, _HTTP_WORKERS),
+    _no("--health-check-port", "str", None, _ADMIN),
+    _no("--admin-port", "str", None, _ADMIN),
+    _no("--admin-host", "str", None, _ADMIN),
+    # Routing Policy
+    _no("--encode-policy", "str", None, _PD),
+    _no("--prefill-policy", "str", None, _PD),
+    _no("--decode-policy", "str", None, _PD),
+    _no("--cache-threshold --cache-match-threshold", "float", 0.3, _POLICY),
+    _no("--prefix-token-count", "int", 256, _POLICY),
+    _no("--prefix-hash-load-factor", "float", 1.25, _POLICY),
+    _no("--prefix-hash-balance-abs-threshold", "float", 10.0, _POLICY),
+    _no("--least-load-kv-pressure-weight", "float", 0.15, _POLICY),
+    _no("--least-load-default-throughput", "float", 2000.0, _POLICY),
+    _no("--least-load-mean-prefill-tokens", "int", 1024, _POLICY),
+    _no("--least-load-max-waiting-requests", "int", 0, _POLICY),
+    _no("--power-of-two-load-metric", "str", "expected_wait", _POLICY, "requests", "least_requests"),
+    _no("--pd-pairing-mode", "str", "lenient", _PD),
+    _no("--balance-abs-threshold --spill-abs-threshold", "float", 64.0, _POLICY),
+    _no("--balance-rel-threshold --spill-rel-threshold", "float", 1.5, _POLICY),
+    _no("--balance-prefix-margin-tokens", "int", 0, _POLICY),
+    _no("--balance-uncached-credit", "switch", False, _POLICY),
+    _no("--balance-token-usage-threshold", "float", 1.0, _POLICY),
+    _no("--overload-token-usage-threshold", "float", 1.0, _POLICY),
+    _no("--worker-overload-waiting-requests", "int", 8, _POLICY),
+    _no("--worker-overload-token-usage", "float", 0.8, _POLICY),
+    _no("--worker-overload-protection", "switch", False, _POLICY),
+    _no("--disable-worker-overload-protection", "switch", False, _POLICY, True),
+    _no("--worker-overload-shed", "switch", False, _POLICY),
+    _no("--worker-stall-secs", "float", 2.0, _POLICY),
+    _no("--worker-wedge-secs", "float", 3.0, _POLICY),
+    _no("--worker-warmup-secs", "float", 60.0, _POLICY),
+    _no("--worker-warmup-share", "float", 0.25, _POLICY),
+    _no("--worker-warmup-blocks", "int", 1024, _POLICY),
+    _no("--worker-warmup-thin-ratio", "float", 0.5, _POLICY),
+    _no("--worker-warmup-divert-every", "int", 8, _POLICY),
+    _no("--selection-policy", "str", "cache-aware-default", _POLICY),
+    _no("--selection-accounting-ttl-ms", "int", 0, _POLICY),
+    _no("--overlap-decay", "float", 0.0, _POLICY),
+    _no("--selection-temperature", "float", 0.0, _POLICY),
+    _no("--bucket-adjust-interval-secs", "float", 5.0, _POLICY),
+    _no("--eviction-interval-secs --eviction-interval", "float", 60.0, _POLICY),
+    _no("--max-tree-size", "int", 67108864, _POLICY),
+    _no("--block-size", "int", 16, _POLICY),
+    _no("--cache-boundaries", "append", (), _POLICY),
+    _no("--cache-index", "str", "tree", _POLICY),
+    _no("--cache-ttl-secs", "float", 180.0, _POLICY),
+    _no("--max-idle-secs --sticky-key-idle-secs", "float", 14400.0, _POLICY),
+    _no("--assignment-mode", "str", None, _POLICY),
+    _no("--max-buffered-request-bytes", "int", 1048576, _REQUESTS),
+    _no("--pd-admission-wait-secs", "float", 30.0, _PD),
+    _no("--stream-body-stall-timeout-secs", "float", 300.0, _REQUESTS),
+    _no("--dp-aware", "switch", False, _RANKS, True),
+    _no("--routing-key-override --sticky-sessions", "switch", False, _POLICY),
+    _no("--routing-key-headers", "append", (), _POLICY),
+    _no("--dp-minimum-tokens-scheduler", "switch", False, _RANKS),
+    _no("--enable-igw", "switch", False, _ONE_MODEL),
+    # RL Control Plane
+    _no("--enable-rl", "switch", False, _RL),
+    _no("--rl-control-timeout-secs", "float", 600.0, _RL),
+    _no("--rl-fanout-concurrency", "int", 32, _RL),
+    # PD/EPD Disaggregation
+    _no("--pd-disaggregation", "switch", False, _PD),
+    _no("--epd-disaggregation", "switch", False, _PD),
+    _no("--encode", "append", (), _PD),
+    _no("--prefill", "append", (), _PD),
+    _no("--decode", "str", None, _PD),
+    _no("--prefill-max-inflight-requests-per-worker", "int", -1, _PD),
+    _no("--prefill-queue-size", "str", None, _PD),
+    _no("--prefill-queue-timeout-secs", "str", None, _PD),
+    _no("--worker-startup-timeout-secs", "float", 1800.0, _CHECKS),
+    _no("--worker-startup-delay", "int", 0, _CHECKS),
+    _no("--worker-startup-check-interval", "int", 30, _CHECKS),
+    # options
+    _no("--job-queue-capacity", "int", 1000, _CHECKS),
+    _no("--job-queue-concurrency", "int", 200, _CHECKS),
+    _no("--load-monitor-interval", "int", 10, _LOADS),
+    _no("--engine-metrics", "switch", False, _LOADS),
+    _no("--multimodal-tensor-transport", "str", None, _MM),
+    _no("--multimodal-shm-min-bytes", "str", None, _MM),
+    _no("--multimodal-max-inflight-bytes", "str", None, _MM),
+    _no("--mm-per-request-image-limit", "str", None, _MM),
+    _no("--mm-processing", "str", None, _MM),
+    _no("--mm-pixel-cache-mb", "str", None, _MM),
+    _no("--mm-pixel-rdma", "switch", False, _MM),
+    _no("--mm-allowed-media-domains", "str", None, _MM),
+    _no("--mm-allow-private-media-hosts", "switch", False, _MM),
+    _no("--mm-fetch-timeout-ms", "str", None, _MM),
+    _no("--mm-video-fetch-timeout-ms", "str", None, _MM),
+    _no("--mm-turbojpeg", "str", None, _MM),
+    _no("--rdma-listen-ip", "str", None, _MM),
+    _no("--rdma-slot-ttl-s", "str", None, _MM),
+    _no("--log-mm-timing", "switch", False, _MM),
+    # Logging
+    _no("--log-dir", "str", None, _LOGS),
+    _no("--access-log-fields", "append", (), _LOGS),
+    # Service Discovery (Kubernetes)
+    _no("--service-discovery", "switch", False, _DISCOVERY),
+    _no("--discovery-provider", "str", None, _DISCOVERY),
+    _no("--selector", "append", (), _DISCOVERY),
+    _no("--service-discovery-port", "int", 80, _DISCOVERY),
+    _no("--service-discovery-namespace", "str", None, _DISCOVERY),
+    _no("--kv-connector-annotation", "str", "smg.ai/kv-connector", _DISCOVERY),
+    _no("--kv-engine-id-annotation", "str", "smg.ai/kv-engine-id", _DISCOVERY),
+    _no("--encode-selector", "append", (), _DISCOVERY),
+    _no("--prefill-selector", "append", (), _DISCOVERY),
+    _no("--decode-selector", "append", (), _DISCOVERY),
+    _no("--router-selector", "append", (), _DISCOVERY),
+    _no("--model-id-from", "str", None, _DISCOVERY),
+    # Service Discovery (File)
+    _no("--discovery-file", "str", None, _DISCOVERY),
+    _no("--discovery-check-interval-secs", "str", None, _DISCOVERY),
+    # Service Discovery (Slurm)
+    _no("--slurm-job-name", "str", None, _DISCOVERY),
+    _no("--slurm-encode-job-name", "str", None, _DISCOVERY),
+    _no("--slurm-prefill-job-name", "str", None, _DISCOVERY),
+    _no("--slurm-decode-job-name", "str", None, _DISCOVERY),
+    _no("--slurm-port", "str", None, _DISCOVERY),
+    _no("--slurm-bootstrap-port", "str", None, _DISCOVERY),
+    _no("--slurm-user", "str", None, _DISCOVERY),
+    _no("--slurm-account", "str", None, _DISCOVERY),
+    _no("--slurm-partition", "str", None, _DISCOVERY),
+    # Service Discovery (Consul)
+    _no("--consul-service", "str", None, _DISCOVERY),
+    _no("--consul-address", "str", None, _DISCOVERY),
+    _no("--consul-datacenter", "str", None, _DISCOVERY),
+    # Profiling
+    _no("--jemalloc-prof-dir", "str", None, _RUNTIME),
+    # Request Handling
+    _no("--storage-context-headers", "append", (), _HISTORY),
+    _no("--grpc-request-timeout-secs", "float", 0.0, _GRPC),
+    _no("--header-read-timeout-secs", "float", 30.0, _REQUESTS),
+    _no("--max-connections", "int", 0, _REQUESTS),
+    _no("--trust-tenant-header", "switch", False, _TENANTS),
+    _no("--tenant-header-name", "str", "x-smg-tenant-id", _TENANTS),
+    _no("--cors-allowed-origins", "append", (), _CORS),
+    # Rate Limiting
+    _no("--rate-limit-tokens-per-second", "str", None, _RATES),
+    _no("--max-background-responses", "int", 1024, _HISTORY),
+    # Priority Scheduler
+    _no("--priority-scheduler-enabled", "switch", False, _RATES),
+    _no("--priority-scheduler-default-max-class", "str", "default", _RATES),
+    _no("--priority-scheduler-config", "str", None, _RATES),
+    _no("--priority-scheduler-tenant-metric-top-n", "int", 32, _RATES),
+    # Tenant Rate Limit
+    _no("--tenant-rate-limit-enabled", "switch", False, _RATES),
+    _no("--tenant-rate-limit-config", "str", None, _RATES),
+    # Circuit Breaker
+    _no("--cb-failure-threshold", "float", 10.0, _BREAKER),
+    _no("--cb-success-threshold", "float", 3.0, _BREAKER),
+    _no("--cb-timeout-duration-secs", "float", 60.0, _BREAKER),
+    _no("--cb-window-duration-secs", "float", 120.0, _BREAKER),
+    # Health Checks
+    _no("--decode-expected-workers", "str", None, _PD),
+    _no("--decode-min-ready-percent", "str", None, _PD),
+    _no("--decode-min-ready-workers", "str", None, _PD),
+    _no("--prefill-expected-workers", "str", None, _PD),
+    _no("--prefill-min-ready-percent", "str", None, _PD),
+    _no("--prefill-min-ready-workers", "str", None, _PD),
+    _no("--health-failure-threshold", "float", 3.0, _HEALTH),
+    _no("--health-success-threshold", "float", 2.0, _HEALTH),
+    _no("--health-check-timeout-secs", "float", 5.0, _HEALTH),
+    _no("--health-check-endpoint", "str", "/health", _HEALTH),
+    _no("--disable-health-check", "switch", False, _HEALTH, True),
+    _no("--remove-unhealthy-workers --worker-auto-recovery", "bool", None, _HEALTH),
+    _no("--drain-settle-secs", "float", 5.0, _HEALTH),
+    # Tokenizer
+    _no("--disable-tokenizer-autoload", "switch", False, _TOKENIZER),
+    _no("--parser", "str", "legacy", _TOKENIZER, "legacy"),
+    _no("--tokenizer-cache-enable-l0", "switch", False, _TOKENIZER),
+    _no("--tokenizer-cache-l0-max-entries", "int", 10000, _TOKENIZER),
+    _no("--tokenizer-cache-enable-l1", "switch", False, _TOKENIZER),
+    _no("--tokenizer-cache-l0-max-memory", "int", 268435456, _TOKENIZER),
+    _no("--tokenizer-cache-l1-max-memory", "int", 52428800, _TOKENIZER),
+    # Parsers
+    _no("--reasoning-parser", "str", None, _PARSERS, "passthrough"),
+    _no("--tool-call-parser", "str", None, _PARSERS, "passthrough"),
+    _no("--mcp-config-path", "str", None, _HISTORY),
+    # Backend
+    _no("--enable-wasm", "switch", False, _WASM),
+    _no("--storage-hook-wasm-path", "str", None, _WASM),
+    _no("--history-backend", "str", "memory", _HISTORY, "none"),
+    _no("--history-memory-max-responses", "int", 10000, _HISTORY),
+    _no("--history-memory-max-items", "int", 100000, _HISTORY),
+    _no("--history-memory-retention-secs", "float", 86400.0, _HISTORY),
+    _no("--schema-config", "str", None, _HISTORY),
+    # Oracle Database
+    _no("--oracle-wallet-path", "str", None, _HISTORY),
+    _no("--oracle-tns-alias", "str", None, _HISTORY),
+    _no("--oracle-connect-descriptor --oracle-dsn", "str", None, _HISTORY),
+    _no("--oracle-username --oracle-user", "str", None, _HISTORY),
+    _no("--oracle-password", "str", None, _HISTORY),
+    _no("--oracle-external-auth", "switch", False, _HISTORY),
+    _no("--oracle-pool-min", "int", 1, _HISTORY),
+    _no("--oracle-pool-max", "int", 16, _HISTORY),
+    _no("--oracle-pool-timeout-secs", "float", 30.0, _HISTORY),
+    # PostgreSQL Database
+    _no("--postgres-db-url", "str", None, _HISTORY),
+    _no("--postgres-db-url-file", "str", None, _HISTORY),
+    _no("--postgres-pool-max --postgres-pool-max-size", "int", 16, _HISTORY),
+    _no("--postgres-op-timeout-secs", "float", 5.0, _HISTORY),
+    # Redis Database
+    _no("--redis-url", "str", None, _HISTORY),
+    _no("--redis-url-file", "str", None, _HISTORY),
+    _no("--redis-pool-max --redis-pool-max-size", "int", 16, _HISTORY),
+    _no("--redis-retention-days", "int", 30, _HISTORY),
+    _no("--redis-op-timeout-secs", "float", 5.0, _HISTORY),
+    # TLS/mTLS Security
+    _no("--client-cert-path", "str", None, _TLS),
+    _no("--client-key-path", "str", None, _TLS),
+    _no("--ca-cert-paths", "append", (), _TLS),
+    # Tracing (OpenTelemetry)
+    _no("--enable-trace", "switch", False, _TRACING),
+    _no("--otlp-traces-endpoint", "str", "localhost:4317", _TRACING),
+    # Data Plane Authentication
+    _no("--tenant-api-key", "append", (), _TENANTS),
+    _no("--tenant-api-keys-file", "str", None, _TENANTS),
+    # Control Plane Authentication
+    _no("--control-plane-api-keys", "append", (), _TENANTS),
+    _no("--control-plane-audit-enabled", "switch", False, _TENANTS),
+    _no("--jwt-issuer", "str", None, _TENANTS),
+    _no("--jwt-audience", "str", None, _TENANTS),
+    _no("--jwt-jwks-uri", "str", None, _TENANTS),
+    _no("--jwt-role-claim", "str", "roles", _TENANTS),
+    _no("--jwt-role-mapping", "append", (), _TENANTS),
+    # Mesh Server
+    _no("--enable-mesh", "switch", False, _MESH),
+    _no("--mesh-server-name", "str", None, _MESH),
+    _no("--mesh-host", "str", "0.0.0.0", _MESH),
+    _no("--mesh-advertise-host", "str", None, _MESH),
+    _no("--mesh-port", "int", 39527, _MESH),
+    _no("--mesh-peer-urls", "append", (), _MESH),
+    _no("--mesh-tls-ca-cert", "str", None, _MESH),
+    _no("--mesh-tls-cert", "str", None, _MESH),
+    _no("--mesh-tls-key", "str", None, _MESH),
+    # WebRTC
+    _no("--webrtc-bind-addr", "str", None, _WEBRTC),
+    _no("--webrtc-stun-server", "str", None, _WEBRTC),
+    # Runtime
+    _no("--runtime-worker-threads", "str", None, _RUNTIME),
+)
