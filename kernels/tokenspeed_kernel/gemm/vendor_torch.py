@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+"""Dense products and look-ups by torch, which calls cuBLAS on GPUs and the host's BLAS on CPUs."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed_kernel.quant.packed import DENSE_FORMATS, ROWS_LAYOUT, Weight
+from tokenspeed_kernel.registry import Band, anywhere, cuda, kernel
+
+
+def _product(dtype: torch.dtype, format: str) -> None:
+    @kernel(
+        "gemm.linear",
+        name=f"torch_{format}",
+        needs=anywhere(),
+        dtypes={dtype},
+        traits={"weight_format": {format}, "weight_layout": {ROWS_LAYOUT}},
+        band=Band.PORTABLE,
+    )
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weight, bias)
+
+
+for _dtype in (torch.float32, torch.bfloat16, torch.float16):
+    _product(_dtype, str(_dtype).removeprefix("torch."))
+
+
+@kernel(
+    "gemm.embedding",
+    name="torch",
+    needs=cuda(7),
+    dtypes=(torch.float32, torch.bfloat16, torch.float16),
+    traits={"weight_format": DENSE_FORMATS, "weight_layout": {ROWS_LAYOUT}},
+    band=Band.PORTABLE,
+)
+def embedding(token_ids: torch.Tensor, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """One gather."""
+    assert isinstance(weight, torch.Tensor)  # held by the traits
+    return torch.nn.functional.embedding(token_ids, weight).to(dtype)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+# mypy: disable-error-code="no-untyped-def"
+"""Writing keys and values to their slots in Triton, one program a token and KV head."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenspeed_kernel.registry import Band, cuda, kernel
+
+
+@triton.jit
+def store_kv_kernel(
+    k,
+    v,
+    k_cache,
+    v_cache,
+    slot_mapping,
+    stride_kt,
+    stride_kh,
+    stride_vt,
+    stride_vh,
+    block_size,
+    head_dim,
+    num_kv_heads,
+    BLOCK: tl.constexpr,
+):
+    """Copy head h of token t to cache[slot // block_size, h, slot % block_size]."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    slot = tl.load(slot_mapping + token)
+    column = tl.arange(0, BLOCK)
+    inside = column < head_dim
+    at = ((slot // block_size * num_kv_heads + head) * block_size + slot % block_size) * head_dim + column
+    key = tl.load(k + token * stride_kt + head * stride_kh + column, mask=inside, other=0.0)
+    value = tl.load(v + token * stride_vt + head * stride_vh + column, mask=inside, other=0.0)
+    tl.store(k_cache + at, key.to(k_cache.dtype.element_ty), mask=inside)
+    tl.store(v_cache + at, value.to(v_cache.dtype.element_ty), mask=inside)
+
+
+@kernel(
+    "kvcache.store",
+    name="triton",
+    needs=cuda(8),
+    dtypes=(torch.float32, torch.bfloat16, torch.float16),
+    band=Band.PORTABLE,
+)
+def store_kv(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """One launch."""
+    tokens, num_kv_heads, head_dim = k.shape
+    if v.shape != k.shape or k_cache.shape[1::2] != (num_kv_heads, head_dim) or v_cache.shape != k_cache.shape:
+        raise ValueError(
+            f"k and v [T, Hk, D] and caches [blocks, Hk, size, D] expected, got {k.shape}, {k_cache.shape}"
+        )
+    if k.stride(2) != 1 or v.stride(2) != 1 or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        raise ValueError("heads of k and v must have adjacent elements, caches must be contiguous")
+    if tokens:
+        store_kv_kernel[(tokens, num_kv_heads)](
+            k,
+            v,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            k_cache.shape[2],
+            head_dim,
+            num_kv_heads,
+            BLOCK=triton.next_power_of_2(head_dim),
+            num_warps=1,
+        )

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""Every Triton kernel compiles to machine code for the GPUs we name, on a machine without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tokenspeed_kernel.activation.triton_silu import silu_and_mul_kernel
+from tokenspeed_kernel.attention.triton_paged import decode_kernel, merge_kernel, num_splits, prefill_kernel
+from tokenspeed_kernel.kvcache.triton_store import store_kv_kernel
+from tokenspeed_kernel.norm.triton_norm import rms_norm_kernel
+from tokenspeed_kernel.rope.triton_rope import rope_kernel
+from tokenspeed_kernel.sampling.triton_penalties import penalties_kernel
+from tokenspeed_kernel.sampling.triton_sample import sample_kernel
+
+
+class Build(NamedTuple):
+    """A kernel, the types of its pointer and float arguments (the others are i32), its constants."""
+
+    kernel: Any
+    types: Mapping[str, str]
+    constants: Mapping[str, object]
+    num_warps: int = 4
+
+
+_TILES = {"GROUP": 4, "BLOCK_SIZE": 16, "HEAD_DIM": 128, "TILE_D": 128, "TILE_N": 64, "PRECISION": "tf32", "WINDOW": 0}
+_PAGED = {
+    **dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16"),
+    **dict.fromkeys(("block_tables", "kv_lens"), "*i32"),
+    "scale": "fp32",
+}
+_SAMPLE = {
+    **dict.fromkeys(("logits", "temperatures", "top_ps", "min_ps"), "*fp32"),
+    **dict.fromkeys(("top_ks", "out"), "*i32"),
+    **dict.fromkeys(("seeds", "positions"), "*i64"),
+}
+_NORM = {**dict.fromkeys(("x", "residual", "weight", "out"), "*bf16"), "eps": "fp32"}
+_PENALTIES = {
+    **dict.fromkeys(("logits", "repetition", "frequency", "presence"), "*fp32"),
+    "slots": "*i64",
+    "output_counts": "*i32",
+    "prompt_mask": "*u8",
+}
+
+BUILDS = {
+    "decode, split": Build(
+        decode_kernel,
+        {**_PAGED, "partial": "*fp32", "stats": "*fp32"},
+        {**_TILES, "TILE_M": 16, "NUM_SPLITS": 8},
+    ),
+    "decode, whole, windowed": Build(
+        decode_kernel,
+        {**_PAGED, "partial": "*bf16", "stats": "*bf16"},
+        {**_TILES, "TILE_M": 16, "NUM_SPLITS": 1, "WINDOW": 512},
+    ),
+    "merge": Build(
+        merge_kernel,
+        {"partial": "*fp32", "stats": "*fp32", "out": "*bf16"},
+        {"HEAD_DIM": 128, "TILE_D": 128, "NUM_SPLITS": 8},
+    ),
+    "prefill": Build(prefill_kernel, {**_PAGED, "query_start": "*i32"}, {**_TILES, "TILE_M": 128}, 8),
+    "norm": Build(rms_norm_kernel, _NORM, {"BLOCK": 4096, "ADD": False}, 8),
+    "add and norm": Build(rms_norm_kernel, _NORM, {"BLOCK": 4096, "ADD": True}, 8),
+    "silu": Build(silu_and_mul_kernel, {"x": "*bf16", "out": "*bf16"}, {"BLOCK": 1024}),
+    "rope": Build(
+        rope_kernel,
+        {"q": "*bf16", "k": "*bf16", "positions": "*i64", "cos_sin": "*fp32"},
+        {"HEADS": 32, "KV_HEADS": 8, "HALF": 64},
+    ),
+    "store": Build(
+        store_kv_kernel,
+        {**dict.fromkeys(("k", "v", "k_cache", "v_cache"), "*bf16"), "slot_mapping": "*i64"},
+        {"BLOCK": 128},
+        1,
+    ),
+    "penalties": Build(penalties_kernel, _PENALTIES, {"BLOCK": 1024}),
+    "sample": Build(sample_kernel, _SAMPLE, {"BLOCK": 1024}, 8),
+}
+
+
+def compile_for(build: Build, capability: int) -> Any:
+    types = {
+        name: "constexpr" if name in build.constants else build.types.get(name, "i32")
+        for name in build.kernel.arg_names
+    }
+    source = ASTSource(build.kernel, types, dict(build.constants))
+    return triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": build.num_warps, "num_stages": 3}
+    )
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_kernel_compiles_for_hopper(name: str) -> None:
+    compiled = compile_for(BUILDS[name], 90)
+    assert compiled.asm["cubin"][:4] == b"\x7fELF"
+    assert ".target sm_90a" in compiled.asm["ptx"]
+    assert compiled.metadata.shared <= 227 * 1024
+
+
+def test_prefill_uses_hoppers_matrix_instructions() -> None:
+    assert "wgmma" in compile_for(BUILDS["prefill"], 90).asm["ptx"]
+
+
+def test_decode_compiles_for_ampere() -> None:
+    assert compile_for(BUILDS["decode, split"], 80).asm["cubin"][:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(
+    ("num_programs", "max_kv_len", "splits"),
+    [(8, 1024, 8), (8, 128_000, 32), (512, 4096, 1), (64, 100, 1), (1, 10**6, 64)],
+)
+def test_splits_fill_the_cores_and_leave_each_enough_tokens(num_programs: int, max_kv_len: int, splits: int) -> None:
+    assert num_splits(num_programs, max_kv_len, 132) == splits
