@@ -15,7 +15,12 @@
 #include <cstdint>
 
 #if defined(__x86_64__)
+// GCC 12 takes the deliberately undefined pass-through operands of its own AVX-512 intrinsics for bugs.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 #define TS_INLINE inline __attribute__((always_inline))
@@ -249,19 +254,20 @@ TS_INLINE Vec LoadFloat16(const uint16_t* p) {
 #endif
 }
 
-// The entry of a table of sixteen floats that the low four bits of every lane name.
-struct Table16 {
-  Vec values;
-};
-TS_INLINE Vec Lookup16(const Table16& table, const IVec& index) {
+// The low four bits of every lane as a number, plus a constant.
+template <int kOffset>
+TS_INLINE Vec NibbleToFloat(const IVec& a) {
 #if defined(__AVX512F__)
-  return {{_mm512_permutexvar_ps((__m512i)index.r[0], table.values.r[0])}};
+  // One permute of a constant table replaces mask, conversion and addition: it reads four index bits.
+  constexpr float o = kOffset;
+  const __m512 table = _mm512_setr_ps(o, o + 1, o + 2, o + 3, o + 4, o + 5, o + 6, o + 7, o + 8,
+                                      o + 9, o + 10, o + 11, o + 12, o + 13, o + 14, o + 15);
+  return {{_mm512_permutexvar_ps((__m512i)a.r[0], table)}};
 #else
-  // Callers' tables are 0..15 plus a constant, so lane 0 holds that constant.
-  return Add(ToFloat(And(index, 15)), Broadcast(table.values.r[0][0]));
+  const Vec number = ToFloat(And(a, 15));
+  return kOffset == 0 ? number : Add(number, Broadcast(kOffset));
 #endif
 }
-TS_INLINE Table16 CountFrom(float first) { return {Add(ToFloat(Iota()), Broadcast(first))}; }
 
 // Sums and maxima over the lanes in one fixed order: halves are folded until one lane is left.
 TS_INLINE float ReduceAdd(const Vec& v) {

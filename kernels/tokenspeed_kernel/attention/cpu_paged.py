@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""Paged causal attention on the CPU; the work is in csrc/cpu/attention.h and attention_plan.cc.
+
+A query's result has the same bits whatever shares its step, however its prompt was cut into chunks, and for any
+number of threads.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed_kernel import _cpu
+from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.kvcache.cpu_cache import cache_shape
+from tokenspeed_kernel.registry import Band, cpu, kernel
+
+
+def _a_multiple_of_16(head_dim: int) -> bool:
+    return head_dim % 16 == 0
+
+
+def _check_rows(meta: AttentionMetadata, num_tokens: int) -> None:
+    num_rows = meta.kv_lens.shape[0]
+    if meta.block_tables.shape[0] != num_rows or meta.query_start.shape[0] != num_rows + 1:
+        raise ValueError(
+            f"metadata disagrees on the number of rows: block_tables {tuple(meta.block_tables.shape)}, "
+            f"query_start {tuple(meta.query_start.shape)}, kv_lens {tuple(meta.kv_lens.shape)}"
+        )
+    for name, tensor in (("query_start", meta.query_start), ("kv_lens", meta.kv_lens)):
+        if tensor.dtype is not torch.int32 or not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous int32, got {tensor.dtype}")
+    tables = meta.block_tables
+    if tables.dtype is not torch.int32 or tables.stride(1) != 1:
+        raise ValueError(f"block_tables must be int32 with adjacent columns, got {tables.dtype}")
+
+
+@kernel(
+    "attention.paged",
+    name="cpu",
+    needs=cpu(),
+    dtypes=(torch.float32,),
+    traits={"head_dim": _a_multiple_of_16, "kv_dtype": (torch.float32,)},
+    band=Band.NATIVE,
+)
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    window: int,
+) -> torch.Tensor:
+    """Online softmax over tiles of keys at absolute positions. ValueError for what does not fit together."""
+    num_tokens, num_heads, head_dim = q.shape
+    shape = cache_shape(k_cache, v_cache)
+    if head_dim != k_cache.shape[3] or num_heads % k_cache.shape[1]:
+        raise ValueError(f"q {tuple(q.shape)} does not fit a cache {tuple(k_cache.shape)}")
+    if q.stride(2) != 1 or q.stride(1) != head_dim:
+        raise ValueError("the elements of a token of q must be adjacent")
+    _check_rows(meta, num_tokens)
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=torch.float32)
+    _cpu.attention(
+        q.data_ptr(),
+        q.stride(0),
+        num_tokens,
+        num_heads,
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        shape,
+        meta.block_tables.data_ptr(),
+        meta.block_tables.stride(0),
+        meta.query_start.data_ptr(),
+        meta.kv_lens.data_ptr(),
+        meta.kv_lens.shape[0],
+        scale,
+        window,
+        out.data_ptr(),
+    )
+    return out

@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: MIT
+//
+// Paged causal attention with an online softmax (Milakov and Gimelshein, 2018). Keys are taken in tiles
+// of kTileKeys absolute positions; tiles form splits of kSplitTokens. Each split starts a fresh softmax
+// state and the states are folded in order, whether one thread walks all splits or many threads take
+// one each. Masked positions add exact zeros. So a query's result depends on its own row only.
+//
+// A tile's keys are transposed into panels once and serve all queries and heads of the item; scores and
+// values then run through the same register tiles as linear layers. Included like simd.h.
+
+#ifndef TOKENSPEED_KERNEL_CSRC_CPU_ATTENTION_H_
+#define TOKENSPEED_KERNEL_CSRC_CPU_ATTENTION_H_
+
+#include "kernels/tokenspeed_kernel/csrc/cpu/attention_plan.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/linear.h"
+
+namespace tokenspeed::cpu::TS_CPU_ISA_NAMESPACE {
+namespace {
+
+constexpr int kTileKeys = 64;
+constexpr int kKeyPanels = kTileKeys / kLanes;
+#if defined(__AVX512F__)
+constexpr int kScoreRows = 6;
+constexpr int kScorePanels = 4;
+#elif defined(__AVX2__)
+constexpr int kScoreRows = 3;
+constexpr int kScorePanels = 2;
+#else
+constexpr int kScoreRows = 3;
+constexpr int kScorePanels = 1;
+#endif
+
+// The scratch of one item. A "lane row" is one query of one head: query-major, heads of the group inner.
+struct AttentionScratch {
+  float* keys;    // [kKeyPanels][head_dim][16], transposed
+  float* q;       // [rows][head_dim], scaled
+  float* scores;  // [rows][kTileKeys]
+  SoftmaxState tile;   // of the split being walked
+  SoftmaxState total;  // of the splits folded so far
+  const float* key_at[kTileKeys];
+  const float* value_at[kTileKeys];
+};
+
+TS_INLINE SoftmaxState CarveState(float** next, int64_t rows, int64_t head_dim) {
+  SoftmaxState state = StateAt(*next, rows);
+  *next += StateFloats(rows, head_dim);
+  return state;
+}
+
+TS_INLINE void ClearState(const SoftmaxState& state, int64_t rows, int64_t head_dim) {
+  for (int64_t r = 0; r < rows; ++r) {
+    state.max[r] = kNegInf;
+    state.sum[r] = 0.0f;
+  }
+  for (int64_t i = 0; i < rows * head_dim; i += kLanes) Store(state.out + i, Zero());
+}
+
+#if defined(__AVX512F__)
+// in[16] registers of 16 floats become their transpose.
+TS_INLINE void TransposeStore(const float* const* rows, int64_t column, float* out) {
+  __m512 r[16], t[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(rows[i] + column);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+    r[4 * i + 1] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+    r[4 * i + 2] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+    r[4 * i + 3] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+  }
+  // r[4 i + j] holds, in its 128-bit part c, column 4 c + j of rows 4 i .. 4 i + 3.
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const __m512 low01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x44);
+    const __m512 high01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xee);
+    const __m512 low23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x44);
+    const __m512 high23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xee);
+    _mm512_store_ps(out + 16 * j, _mm512_shuffle_f32x4(low01, low23, 0x88));
+    _mm512_store_ps(out + 16 * (4 + j), _mm512_shuffle_f32x4(low01, low23, 0xdd));
+    _mm512_store_ps(out + 16 * (8 + j), _mm512_shuffle_f32x4(high01, high23, 0x88));
+    _mm512_store_ps(out + 16 * (12 + j), _mm512_shuffle_f32x4(high01, high23, 0xdd));
+  }
+}
+#elif defined(__AVX2__)
+TS_INLINE void Transpose8Store(const float* const* rows, int64_t column, float* out) {
+  __m256 r[8], t[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(rows[i] + column);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    r[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+    r[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+    r[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+    r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    _mm256_store_ps(out + 16 * j, _mm256_permute2f128_ps(r[j], r[4 + j], 0x20));
+    _mm256_store_ps(out + 16 * (4 + j), _mm256_permute2f128_ps(r[j], r[4 + j], 0x31));
+  }
+}
+TS_INLINE void TransposeStore(const float* const* rows, int64_t column, float* out) {
+  for (int half = 0; half < 2; ++half) {
+    Transpose8Store(rows + 8 * half, column, out + 8 * half);
+    Transpose8Store(rows + 8 * half, column + 8, out + 8 * half + 8 * 16);
+  }
+}
+#else
+TS_INLINE void TransposeStore(const float* const* rows, int64_t column, float* out) {
+  for (int c = 0; c < kLanes; ++c) {
+    for (int r = 0; r < kLanes; ++r) out[c * kLanes + r] = rows[r][column + c];
+  }
+}
+#endif
+
+// Where the keys and values of positions [first, first + count) lie. Missing ones repeat the last: their
+// scores are masked.
+TS_INLINE void Locate(const AttentionArgs& args, const AttentionItem& item, int64_t first,
+                      int64_t count, AttentionScratch& scratch) {
+  const int32_t* const table = args.block_tables + item.row * args.table_stride;
+  const int64_t head_at = item.kv_head * args.block_size * args.head_dim;
+  int64_t block = first / args.block_size;
+  int64_t offset = first % args.block_size;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t at = head_at + offset * args.head_dim;
+    scratch.key_at[i] = args.k_cache + table[block] * args.k_block_stride + at;
+    scratch.value_at[i] = args.v_cache + table[block] * args.v_block_stride + at;
+    if (++offset == args.block_size) {
+      offset = 0;
+      ++block;
+    }
+  }
+  for (int64_t i = count; i < kTileKeys; ++i) scratch.key_at[i] = scratch.key_at[count - 1];
+}
+
+TS_INLINE void TransposeKeys(const AttentionScratch& scratch, int64_t num_panels,
+                             int64_t head_dim) {
+  for (int64_t panel = 0; panel < num_panels; ++panel) {
+    float* const out = scratch.keys + panel * head_dim * kLanes;
+    for (int64_t column = 0; column < head_dim; column += kLanes) {
+      TransposeStore(scratch.key_at + panel * kLanes, column, out + column * kLanes);
+    }
+  }
+}
+
+template <int kRows, int kPanels>
+__attribute__((noinline)) void ScoreTile(const float* q, int64_t head_dim, const float* keys,
+                                         float* scores) {
+  const uint8_t* panels[kPanels];
+  for (int p = 0; p < kPanels; ++p) {
+    panels[p] = reinterpret_cast<const uint8_t*>(keys + p * head_dim * kLanes);
+  }
+  Vec acc[kRows][kPanels];
+  MultiplyTile<Format<WeightFormat::kF32>, kRows, kPanels>(q, head_dim, head_dim, panels, 64, acc);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int p = 0; p < kPanels; ++p) Store(scores + r * kTileKeys + p * kLanes, acc[r][p]);
+  }
+}
+
+template <int kMost, int kPanels>
+TS_INLINE void ScoreRows(int64_t rows, const float* q, int64_t head_dim, const float* keys,
+                         float* scores) {
+  if constexpr (kMost > 1) {
+    if (rows < kMost) return ScoreRows<kMost - 1, kPanels>(rows, q, head_dim, keys, scores);
+  }
+  ScoreTile<kMost, kPanels>(q, head_dim, keys, scores);
+}
+
+TS_INLINE void Scores(const AttentionScratch& scratch, int64_t rows, int64_t num_panels,
+                      int64_t head_dim) {
+  for (int64_t row = 0; row < rows; row += kScoreRows) {
+    const float* const q = scratch.q + row * head_dim;
+    float* const scores = scratch.scores + row * kTileKeys;
+    int64_t panel = 0;
+    for (; panel + kScorePanels <= num_panels; panel += kScorePanels) {
+      ScoreRows<kScoreRows, kScorePanels>(rows - row, q, head_dim,
+                                          scratch.keys + panel * head_dim * kLanes,
+                                          scores + panel * kLanes);
+    }
+    for (; panel < num_panels; ++panel) {
+      ScoreRows<kScoreRows, 1>(rows - row, q, head_dim, scratch.keys + panel * head_dim * kLanes,
+                               scores + panel * kLanes);
+    }
+  }
+}
+
+// Turns a row's scores into weights; positions outside [low, high) of the tile weigh nothing. Updates
+// the row's maximum and sum and rescales its output.
+TS_INLINE void SoftmaxRow(float* scores, int64_t num_panels, int64_t low, int64_t high,
+                          const SoftmaxState& state, int64_t row, int64_t head_dim) {
+  Vec score[kKeyPanels];
+  Vec largest = Broadcast(kNegInf);
+  const Vec below = Broadcast(static_cast<float>(low) - 0.5f);
+  const Vec above = Broadcast(static_cast<float>(high) - 0.5f);
+  for (int64_t p = 0; p < num_panels; ++p) {
+    const Vec at = Add(ToFloat(Iota()), Broadcast(static_cast<float>(p * kLanes)));
+    const Vec masked =
+        SelectGreater(above, at, Load(scores + p * kLanes), Broadcast(kNegInf));
+    score[p] = SelectGreater(at, below, masked, Broadcast(kNegInf));
+    largest = Max(largest, score[p]);
+  }
+  const float tile_max = ReduceMax(largest);
+  const float old_max = state.max[row];
+  const float new_max = tile_max > old_max ? tile_max : old_max;
+  if (low >= high) {
+    for (int64_t p = 0; p < num_panels; ++p) Store(scores + p * kLanes, Zero());
+    return;
+  }
+  Vec sum = Zero();
+  for (int64_t p = 0; p < num_panels; ++p) {
+    const Vec weight = Exp(Sub(score[p], Broadcast(new_max)));
+    Store(scores + p * kLanes, weight);
+    sum = Add(sum, weight);
+  }
+  const Vec decay = Exp(Broadcast(old_max - new_max));
+  const float factor = decay.r[0][0];
+  state.sum[row] = state.sum[row] * factor + ReduceAdd(sum);
+  state.max[row] = new_max;
+  if (factor != 1.0f) {
+    float* const out = state.out + row * head_dim;
+    for (int64_t i = 0; i < head_dim; i += kLanes) Store(out + i, Mul(Load(out + i), decay));
+  }
+}
+
+template <int kRows, int kVecs>
+__attribute__((noinline)) void ValueTile(const float* weights, const float* const* value_at,
+                                         int64_t count, int64_t column, float* out,
+                                         int64_t head_dim) {
+  Vec acc[kRows][kVecs];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < kVecs; ++c) acc[r][c] = Load(out + r * head_dim + c * kLanes);
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    const float* const value = value_at[j] + column;
+    Vec v[kVecs];
+#pragma GCC unroll 8
+    for (int c = 0; c < kVecs; ++c) v[c] = Load(value + c * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Vec weight = Broadcast(weights[r * kTileKeys + j]);
+#pragma GCC unroll 8
+      for (int c = 0; c < kVecs; ++c) acc[r][c] = Fma(weight, v[c], acc[r][c]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < kVecs; ++c) Store(out + r * head_dim + c * kLanes, acc[r][c]);
+  }
+}
+
+template <int kMost, int kVecs>
+TS_INLINE void ValueRows(int64_t rows, const float* weights, const float* const* value_at,
+                         int64_t count, int64_t column, float* out, int64_t head_dim) {
+  if constexpr (kMost > 1) {
+    if (rows < kMost) {
+      return ValueRows<kMost - 1, kVecs>(rows, weights, value_at, count, column, out, head_dim);
+    }
+  }
+  ValueTile<kMost, kVecs>(weights, value_at, count, column, out, head_dim);
+}
+
+TS_INLINE void AddValues(const AttentionScratch& scratch, int64_t rows, int64_t count,
+                         int64_t head_dim) {
+  constexpr int kVecs = kScorePanels;
+  for (int64_t row = 0; row < rows; row += kScoreRows) {
+    const float* const weights = scratch.scores + row * kTileKeys;
+    float* const out = scratch.tile.out + row * head_dim;
+    int64_t column = 0;
+    for (; column + kVecs * kLanes <= head_dim; column += kVecs * kLanes) {
+      ValueRows<kScoreRows, kVecs>(rows - row, weights, scratch.value_at, count, column,
+                                   out + column, head_dim);
+    }
+    for (; column < head_dim; column += kLanes) {
+      ValueRows<kScoreRows, 1>(rows - row, weights, scratch.value_at, count, column, out + column,
+                               head_dim);
+    }
+  }
+}
+
+// total = total followed by part, for every row that part saw a key for.
+TS_INLINE void Fold(const SoftmaxState& part, const SoftmaxState& total, int64_t rows,
+                    int64_t head_dim) {
+  for (int64_t row = 0; row < rows; ++row) {
+    if (part.max[row] == kNegInf) continue;
+    const float largest = part.max[row] > total.max[row] ? part.max[row] : total.max[row];
+    const Vec keep = Exp(Broadcast(total.max[row] - largest));
+    const Vec take = Exp(Broadcast(part.max[row] - largest));
+    total.sum[row] = total.sum[row] * keep.r[0][0] + part.sum[row] * take.r[0][0];
+    total.max[row] = largest;
+    float* const out = total.out + row * head_dim;
+    const float* const add = part.out + row * head_dim;
+    for (int64_t i = 0; i < head_dim; i += kLanes) {
+      Store(out + i, Fma(Load(add + i), take, Mul(Load(out + i), keep)));
+    }
+  }
+}
+
+// Absolute positions of the item's queries, and the keys that any of them sees.
+struct ItemRange {
+  int64_t first_position;
+  int64_t key_begin, key_end;
+};
+
+TS_INLINE ItemRange RangeOf(const AttentionArgs& args, const AttentionItem& item) {
+  const int64_t query_len = args.query_start[item.row + 1] - args.query_start[item.row];
+  const int64_t first = args.kv_lens[item.row] - query_len + item.first_query;
+  const int64_t oldest = args.window > 0 ? first - args.window + 1 : 0;
+  return {first, oldest > 0 ? oldest : 0, first + item.num_queries};
+}
+
+TS_INLINE void LoadQueries(const AttentionArgs& args, const AttentionItem& item,
+                           const AttentionScratch& scratch) {
+  const int64_t group = args.num_heads / args.num_kv_heads;
+  const int64_t token = args.query_start[item.row] + item.first_query;
+  const Vec scale = Broadcast(args.scale);
+  float* out = scratch.q;
+  for (int64_t query = 0; query < item.num_queries; ++query) {
+    // Heads of one group lie side by side.
+    const float* const q =
+        args.q + (token + query) * args.q_stride + item.kv_head * group * args.head_dim;
+    for (int64_t i = 0; i < group * args.head_dim; i += kLanes, out += kLanes) {
+      Store(out, Mul(Load(q + i), scale));
+    }
+  }
+}
+
+TS_INLINE void WalkTile(const AttentionArgs& args, const AttentionItem& item,
+                        const ItemRange& range, int64_t tile_begin, AttentionScratch& scratch) {
+  const int64_t group = args.num_heads / args.num_kv_heads;
+  const int64_t rows = item.num_queries * group;
+  const int64_t left = range.key_end - tile_begin;
+  const int64_t count = left < kTileKeys ? left : kTileKeys;
+  const int64_t num_panels = (count + kLanes - 1) / kLanes;
+  Locate(args, item, tile_begin, count, scratch);
+  TransposeKeys(scratch, num_panels, args.head_dim);
+  Scores(scratch, rows, num_panels, args.head_dim);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t position = range.first_position + row / group;
+    int64_t high = position + 1 - tile_begin;
+    int64_t low = args.window > 0 ? position - args.window + 1 - tile_begin : 0;
+    if (low < 0) low = 0;
+    if (high > count) high = count;
+    SoftmaxRow(scratch.scores + row * kTileKeys, num_panels, low, high, scratch.tile, row,
+               args.head_dim);
+  }
+  AddValues(scratch, rows, count, args.head_dim);
+}
+
+TS_INLINE void Finish(const AttentionArgs& args, const AttentionItem& item,
+                      const SoftmaxState& state) {
+  const int64_t group = args.num_heads / args.num_kv_heads;
+  const int64_t token = args.query_start[item.row] + item.first_query;
+  for (int64_t query = 0; query < item.num_queries; ++query) {
+    for (int64_t head = 0; head < group; ++head) {
+      const int64_t row = query * group + head;
+      float* const out =
+          args.out +
+          ((token + query) * args.num_heads + item.kv_head * group + head) * args.head_dim;
+      const Vec inverse = Broadcast(1.0f / state.sum[row]);
+      for (int64_t i = 0; i < args.head_dim; i += kLanes) {
+        Store(out + i, Mul(Load(state.out + row * args.head_dim + i), inverse));
+      }
+    }
+  }
+}
+
+void AttendItem(const AttentionArgs& args, const AttentionItem& item) {
+  const int64_t rows = item.num_queries * (args.num_heads / args.num_kv_heads);
+  const int64_t head_dim = args.head_dim;
+  const int64_t state_floats = StateFloats(rows, head_dim);
+  const int64_t key_floats = kTileKeys * head_dim;
+  const int64_t floats = key_floats + rows * (head_dim + kTileKeys) + 2 * state_floats;
+  auto* next = static_cast<float*>(Scratch(ScratchSlot::kAttention, floats * sizeof(float)));
+  AttentionScratch scratch;
+  scratch.keys = next;
+  scratch.q = scratch.keys + key_floats;
+  scratch.scores = scratch.q + rows * head_dim;
+  next = scratch.scores + rows * kTileKeys;
+  scratch.tile = CarveState(&next, rows, head_dim);
+  scratch.total = CarveState(&next, rows, head_dim);
+  if (item.partial != nullptr) scratch.tile = StateAt(item.partial, rows);
+
+  const ItemRange range = RangeOf(args, item);
+  LoadQueries(args, item, scratch);
+  ClearState(scratch.total, rows, head_dim);
+  for (int32_t split = item.first_split; split < item.first_split + item.num_splits; ++split) {
+    ClearState(scratch.tile, rows, head_dim);
+    const int64_t split_begin = split * kSplitTokens;
+    const int64_t split_end =
+        split_begin + kSplitTokens < range.key_end ? split_begin + kSplitTokens : range.key_end;
+    for (int64_t tile = split_begin; tile < split_end; tile += kTileKeys) {
+      if (tile + kTileKeys > range.key_begin) WalkTile(args, item, range, tile, scratch);
+    }
+    if (item.partial == nullptr) Fold(scratch.tile, scratch.total, rows, head_dim);
+  }
+  if (item.partial == nullptr) Finish(args, item, scratch.total);
+}
+
+// Folds the partial states that item.partial starts, one a split, and writes the item's output.
+void CombineItem(const AttentionArgs& args, const AttentionItem& item, int64_t num_partials) {
+  const int64_t rows = item.num_queries * (args.num_heads / args.num_kv_heads);
+  const int64_t state_floats = StateFloats(rows, args.head_dim);
+  auto* const memory = static_cast<float*>(
+      Scratch(ScratchSlot::kAttention, static_cast<size_t>(state_floats) * sizeof(float)));
+  const SoftmaxState total = StateAt(memory, rows);
+  ClearState(total, rows, args.head_dim);
+  for (int64_t i = 0; i < num_partials; ++i) {
+    Fold(StateAt(item.partial + i * state_floats, rows), total, rows,
+         args.head_dim);
+  }
+  Finish(args, item, total);
+}
+
+}  // namespace
+}  // namespace tokenspeed::cpu::TS_CPU_ISA_NAMESPACE
+
+#endif  // TOKENSPEED_KERNEL_CSRC_CPU_ATTENTION_H_

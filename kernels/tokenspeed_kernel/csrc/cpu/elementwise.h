@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+//
+// What works token by token: RMS norm, SwiGLU, rotary embedding, penalties, and the reductions that
+// sampling is made of. A token is computed by one thread in a fixed order. Included like simd.h.
+
+#ifndef TOKENSPEED_KERNEL_CSRC_CPU_ELEMENTWISE_H_
+#define TOKENSPEED_KERNEL_CSRC_CPU_ELEMENTWISE_H_
+
+#include "kernels/tokenspeed_kernel/csrc/cpu/kernels.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/thread_pool.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/vector_math.h"
+
+namespace tokenspeed::cpu::TS_CPU_ISA_NAMESPACE {
+namespace {
+
+// Chunks of at least this many elements are worth another thread.
+constexpr int64_t kElementsPerChunk = 16384;
+
+// Runs body(args, begin, end) over tokens of `width` elements.
+template <class Args, void (*kBody)(const Args&, int64_t, int64_t)>
+TS_INLINE void ForTokens(const Args& args, int64_t num_tokens, int64_t width) {
+  const int64_t grain = width < kElementsPerChunk ? kElementsPerChunk / (width > 0 ? width : 1) : 1;
+  ThreadPool::Global().ParallelFor(
+      num_tokens, grain,
+      [](void* context, int64_t begin, int64_t end) {
+        kBody(*static_cast<const Args*>(context), begin, end);
+      },
+      const_cast<Args*>(&args));
+}
+
+// Calls full(i) for every whole vector of [0, count) and part(i, rest) for what is left.
+template <class Full, class Part>
+TS_INLINE void ForLanes(int64_t count, const Full& full, const Part& part) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) full(i);
+  if (i < count) part(i, static_cast<int>(count - i));
+}
+
+TS_INLINE void RmsNormToken(const RmsNormArgs& args, int64_t token) {
+  const float* x = args.x + token * args.x_stride;
+  float* const out = args.out + token * args.hidden;
+  if (args.residual != nullptr) {
+    float* const residual = args.residual + token * args.residual_stride;
+    ForLanes(
+        args.hidden,
+        [&](int64_t i) { Store(residual + i, Add(Load(x + i), Load(residual + i))); },
+        [&](int64_t i, int rest) {
+          for (int64_t j = i; j < i + rest; ++j) residual[j] += x[j];
+        });
+    x = residual;
+  }
+  Vec squares = Zero();
+  ForLanes(
+      args.hidden,
+      [&](int64_t i) {
+        const Vec v = Load(x + i);
+        squares = Fma(v, v, squares);
+      },
+      [&](int64_t i, int rest) {
+        const Vec v = LoadPart(x + i, rest, 0.0f);
+        squares = Fma(v, v, squares);
+      });
+  const float mean = ReduceAdd(squares) / static_cast<float>(args.hidden);
+  const Vec scale = Broadcast(1.0f / __builtin_sqrtf(mean + args.eps));
+  ForLanes(
+      args.hidden,
+      [&](int64_t i) { Store(out + i, Mul(Mul(Load(x + i), scale), Load(args.weight + i))); },
+      [&](int64_t i, int rest) {
+        const Vec v = Mul(LoadPart(x + i, rest, 0.0f), scale);
+        StorePart(out + i, Mul(v, LoadPart(args.weight + i, rest, 0.0f)), rest);
+      });
+}
+
+void RmsNormTokens(const RmsNormArgs& args, int64_t begin, int64_t end) {
+  for (int64_t token = begin; token < end; ++token) RmsNormToken(args, token);
+}
+void RmsNorm(const RmsNormArgs& args) {
+  ForTokens<RmsNormArgs, RmsNormTokens>(args, args.num_tokens, args.hidden);
+}
+
+TS_INLINE Vec Silu(const Vec& x) {
+  return Div(x, Add(Broadcast(1.0f), Exp(Sub(Zero(), x))));
+}
+
+void SiluAndMulTokens(const SiluAndMulArgs& args, int64_t begin, int64_t end) {
+  for (int64_t token = begin; token < end; ++token) {
+    const float* const gate = args.x + token * args.x_stride;
+    const float* const up = gate + args.width;
+    float* const out = args.out + token * args.width;
+    ForLanes(
+        args.width,
+        [&](int64_t i) { Store(out + i, Mul(Silu(Load(gate + i)), Load(up + i))); },
+        [&](int64_t i, int rest) {
+          const Vec v = Mul(Silu(LoadPart(gate + i, rest, 0.0f)), LoadPart(up + i, rest, 0.0f));
+          StorePart(out + i, v, rest);
+        });
+  }
+}
+void SiluAndMul(const SiluAndMulArgs& args) {
+  // An exponential costs about four times a load.
+  ForTokens<SiluAndMulArgs, SiluAndMulTokens>(args, args.num_tokens, 4 * args.width);
+}
+
+TS_INLINE void RotateHead(float* head, const float* cosine, const float* sine, int64_t half) {
+  ForLanes(
+      half,
+      [&](int64_t i) {
+        const Vec low = Load(head + i), high = Load(head + half + i);
+        const Vec c = Load(cosine + i), s = Load(sine + i);
+        Store(head + i, Sub(Mul(low, c), Mul(high, s)));
+        Store(head + half + i, Add(Mul(high, c), Mul(low, s)));
+      },
+      [&](int64_t i, int rest) {
+        for (int64_t j = i; j < i + rest; ++j) {
+          const float low = head[j], high = head[half + j];
+          head[j] = low * cosine[j] - high * sine[j];
+          head[half + j] = high * cosine[j] + low * sine[j];
+        }
+      });
+}
+
+void RopeTokens(const RopeArgs& args, int64_t begin, int64_t end) {
+  const int64_t half = args.rot_dim / 2;
+  for (int64_t token = begin; token < end; ++token) {
+    const float* const cosine = args.cos_sin + args.positions[token] * args.rot_dim;
+    float* const q = args.q + token * args.q_stride;
+    float* const k = args.k + token * args.k_stride;
+    for (int64_t head = 0; head < args.num_heads; ++head) {
+      RotateHead(q + head * args.head_dim, cosine, cosine + half, half);
+    }
+    for (int64_t head = 0; head < args.num_kv_heads; ++head) {
+      RotateHead(k + head * args.head_dim, cosine, cosine + half, half);
+    }
+  }
+}
+void Rope(const RopeArgs& args) {
+  ForTokens<RopeArgs, RopeTokens>(args, args.num_tokens,
+                                  (args.num_heads + args.num_kv_heads) * args.rot_dim);
+}
+
+// Most tokens were never seen, so whole vectors are skipped by looking at their counts and marks.
+TS_INLINE bool AnySeen(const int32_t* counts, const uint8_t* in_prompt, int64_t count) {
+  uint32_t seen = 0;
+  for (int64_t i = 0; i < count; ++i) seen |= static_cast<uint32_t>(counts[i]) | in_prompt[i];
+  return seen != 0;
+}
+
+void PenaliseRows(const PenaltyArgs& args, int64_t begin, int64_t end) {
+  constexpr int64_t kStep = 64;
+  for (int64_t row = begin; row < end; ++row) {
+    float* const logits = args.logits + row * args.logits_stride;
+    const int32_t* const counts = args.output_counts + args.slots[row] * args.vocab;
+    const uint8_t* const in_prompt = args.prompt_mask + args.slots[row] * args.vocab;
+    const float repetition = args.repetition[row];
+    const float frequency = args.frequency[row], presence = args.presence[row];
+    for (int64_t first = 0; first < args.vocab; first += kStep) {
+      const int64_t count = args.vocab - first < kStep ? args.vocab - first : kStep;
+      if (!AnySeen(counts + first, in_prompt + first, count)) continue;
+      for (int64_t i = first; i < first + count; ++i) {
+        if (counts[i] == 0 && in_prompt[i] == 0) continue;
+        float logit = logits[i] > 0 ? logits[i] / repetition : logits[i] * repetition;
+        if (counts[i] > 0) {
+          logit = logit - frequency * static_cast<float>(counts[i]);
+          logit = logit - presence;
+        }
+        logits[i] = logit;
+      }
+    }
+  }
+}
+void Penalties(const PenaltyArgs& args) {
+  ForTokens<PenaltyArgs, PenaliseRows>(args, args.num_rows, args.vocab);
+}
+
+}  // namespace
+}  // namespace tokenspeed::cpu::TS_CPU_ISA_NAMESPACE
+
+#endif  // TOKENSPEED_KERNEL_CSRC_CPU_ELEMENTWISE_H_

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT
+//
+// The arguments of every CPU kernel and the table of kernels of one instruction set. module.cc fills the
+// arguments from raw addresses and calls through `Kernels()`; kernels_<isa>.cc provide the tables.
+// Sizes count elements; a stride counts elements from one token (or row) to the next. All floats are
+// 32 bits. Nothing here is checked: the Python wrappers have checked shapes, dtypes and contiguity.
+
+#ifndef TOKENSPEED_KERNEL_CSRC_CPU_KERNELS_H_
+#define TOKENSPEED_KERNEL_CSRC_CPU_KERNELS_H_
+
+#include <cstdint>
+
+#include "kernels/tokenspeed_kernel/csrc/cpu/weight_format.h"
+
+namespace tokenspeed::cpu {
+
+// out[t, n] = sum_k x[t, k] * weight[n, k] + bias[n].
+struct LinearArgs {
+  const float* x;  // [num_tokens, k]
+  int64_t x_stride;
+  const uint8_t* weight;  // packed [n, k], see weight_format.h
+  WeightFormat format;
+  int64_t num_tokens, n, k;
+  const float* bias;  // [n] or null
+  float* out;         // [num_tokens, n]
+  int64_t out_stride;
+};
+
+struct EmbeddingArgs {
+  const void* token_ids;  // int32 or int64 [num_tokens]
+  bool wide_ids;
+  const uint8_t* weight;
+  WeightFormat format;
+  int64_t num_tokens, n, k;
+  float* out;  // [num_tokens, k]
+};
+
+// residual may be null; otherwise it becomes x + residual, and the sum is what is normalised.
+struct RmsNormArgs {
+  const float* x;
+  int64_t x_stride;
+  float* residual;
+  int64_t residual_stride;
+  const float* weight;  // [hidden]
+  float eps;
+  int64_t num_tokens, hidden;
+  float* out;  // [num_tokens, hidden], contiguous
+};
+
+struct SiluAndMulArgs {
+  const float* x;  // [num_tokens, 2 * width]
+  int64_t x_stride;
+  int64_t num_tokens, width;
+  float* out;  // [num_tokens, width]
+};
+
+struct RopeArgs {
+  float* q;  // [num_tokens, num_heads, head_dim]
+  float* k;  // [num_tokens, num_kv_heads, head_dim]
+  int64_t q_stride, k_stride;
+  const int64_t* positions;
+  const float* cos_sin;  // [max_pos, rot_dim]
+  int64_t num_tokens, num_heads, num_kv_heads, head_dim, rot_dim;
+};
+
+struct StoreKvArgs {
+  const float* k;  // [num_tokens, num_kv_heads, head_dim]
+  const float* v;
+  int64_t k_stride, v_stride;
+  float* k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
+  float* v_cache;
+  int64_t k_block_stride, v_block_stride;
+  const int64_t* slot_mapping;
+  int64_t num_tokens, num_kv_heads, block_size, head_dim;
+};
+
+struct AttentionArgs {
+  const float* q;  // [num_tokens, num_heads, head_dim]
+  int64_t q_stride;
+  const float* k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
+  const float* v_cache;
+  int64_t k_block_stride, v_block_stride;
+  const int32_t* block_tables;  // [num_rows, table_stride]
+  int64_t table_stride;
+  const int32_t* query_start;  // [num_rows + 1]
+  const int32_t* kv_lens;      // [num_rows]
+  int64_t num_rows, num_heads, num_kv_heads, block_size, head_dim;
+  float scale;
+  int64_t window;  // 0: all positions
+  float* out;      // [num_tokens, num_heads, head_dim], contiguous
+};
+
+// One unit of attention: some consecutive queries of one row, one KV head, all or one split of the keys.
+struct AttentionItem {
+  int32_t row, kv_head;
+  int32_t first_query, num_queries;  // within the row
+  int32_t first_split, num_splits;   // in units of kSplitTokens absolute positions
+  float* partial;                    // where a single split's state goes; null: finish into `out`
+};
+
+struct PenaltyArgs {
+  float* logits;  // [num_rows, vocab]
+  int64_t logits_stride;
+  const int64_t* slots;
+  const int32_t* output_counts;  // [num_slots, vocab]
+  const uint8_t* prompt_mask;    // [num_slots, vocab]
+  const float *repetition, *frequency, *presence;
+  int64_t num_rows, vocab;
+};
+
+struct SampleArgs {
+  const float* logits;  // [num_rows, vocab]
+  int64_t logits_stride;
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p;
+  const int64_t *seeds, *positions;
+  int64_t num_rows, vocab;
+  int32_t* tokens;  // [num_rows]
+};
+
+// The index of the largest value + Gumbel noise among values that are >= threshold and not more than
+// max_gap below `max`; the lowest index among equals.
+struct NoisyArgs {
+  const float* values;
+  int64_t count;
+  float max;  // of values
+  float threshold, max_gap;
+  uint64_t seed, position;
+};
+
+struct LogprobArgs {
+  const float* logits;  // [num_rows, vocab]
+  int64_t logits_stride;
+  const void* token_ids;  // int32 or int64 [num_rows]
+  bool wide_ids;
+  int64_t num_rows, vocab, top_n;
+  float* chosen;      // [num_rows]
+  float* top_values;  // [num_rows, top_n]
+  int32_t* top_ids;
+};
+
+// The primitives of one instruction set that need more than a loop over tokens around them.
+struct KernelTable {
+  const char* name;
+  void (*linear)(const LinearArgs&);
+  void (*embedding)(const EmbeddingArgs&);
+  void (*rms_norm)(const RmsNormArgs&);
+  void (*silu_and_mul)(const SiluAndMulArgs&);
+  void (*rope)(const RopeArgs&);
+  void (*attention_item)(const AttentionArgs&, const AttentionItem&);
+  void (*attention_combine)(const AttentionArgs&, const AttentionItem&, int64_t num_partials);
+  void (*penalties)(const PenaltyArgs&);
+  // Index of the first maximum; 0 when every value is NaN or -inf.
+  int64_t (*argmax)(const float* values, int64_t count);
+  // out = values / divisor; returns the maximum of out.
+  float (*scale)(const float* values, int64_t count, float divisor, float* out);
+  // The maximum of every sixteen values, the last group may be shorter.
+  void (*group_max)(const float* values, int64_t count, float* out);
+  // Values >= threshold with their indices, in order; returns how many. Both outputs have room for all.
+  int64_t (*collect)(const float* values, int64_t count, float threshold, float* out, int32_t* ids);
+  // Sum of exp(value - shift).
+  double (*sum_exp)(const float* values, int64_t count, float shift);
+  int32_t (*best_noisy)(const NoisyArgs&);
+};
+
+}  // namespace tokenspeed::cpu
+
+#endif  // TOKENSPEED_KERNEL_CSRC_CPU_KERNELS_H_

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: MIT
+//
+// The Python module tokenspeed_kernel._cpu: raw addresses and sizes in, kernels called without the GIL.
+// The wrappers in cpu_*.py check shapes, dtypes and contiguity; here only numbers inside tensors are
+// checked, those that index memory: token ids, positions, slots, blocks. ValueError names the first bad
+// one. No torch headers: the module works with any torch.
+
+#include <pybind11/pybind11.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/tokenspeed_kernel/csrc/cpu/attention_plan.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/dispatch.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/kv_cache.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/pack.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/sampling.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/thread_pool.h"
+
+namespace py = pybind11;
+
+namespace tokenspeed::cpu {
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* At(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// Throws when a value is outside [0, limit).
+template <class T>
+void CheckBelow(const T* values, int64_t count, int64_t limit, const char* what) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (values[i] >= 0 && static_cast<int64_t>(values[i]) < limit) continue;
+    throw std::invalid_argument(std::string(what) + "[" + std::to_string(i) + "] is " +
+                                std::to_string(values[i]) + ", must be in [0, " +
+                                std::to_string(limit) + ")");
+  }
+}
+
+void CheckIds(const void* ids, bool wide, int64_t count, int64_t limit, const char* what) {
+  wide ? CheckBelow(static_cast<const int64_t*>(ids), count, limit, what)
+       : CheckBelow(static_cast<const int32_t*>(ids), count, limit, what);
+}
+
+void LinearEntry(Address x, int64_t x_stride, Address weight, int format, int64_t num_tokens,
+                 int64_t n, int64_t k, Address bias, Address out) {
+  Kernels().linear({.x = At<const float>(x),
+                    .x_stride = x_stride,
+                    .weight = At<const uint8_t>(weight),
+                    .format = static_cast<WeightFormat>(format),
+                    .num_tokens = num_tokens,
+                    .n = n,
+                    .k = k,
+                    .bias = At<const float>(bias),
+                    .out = At<float>(out),
+                    .out_stride = n});
+}
+
+void EmbeddingEntry(Address token_ids, bool wide_ids, Address weight, int format,
+                    int64_t num_tokens, int64_t n, int64_t k, Address out) {
+  CheckIds(At<const void>(token_ids), wide_ids, num_tokens, n, "token_ids");
+  Kernels().embedding({.token_ids = At<const void>(token_ids),
+                       .wide_ids = wide_ids,
+                       .weight = At<const uint8_t>(weight),
+                       .format = static_cast<WeightFormat>(format),
+                       .num_tokens = num_tokens,
+                       .n = n,
+                       .k = k,
+                       .out = At<float>(out)});
+}
+
+void RmsNormEntry(Address x, int64_t x_stride, Address residual, int64_t residual_stride,
+                  Address weight, float eps, int64_t num_tokens, int64_t hidden, Address out) {
+  Kernels().rms_norm({.x = At<const float>(x),
+                      .x_stride = x_stride,
+                      .residual = At<float>(residual),
+                      .residual_stride = residual_stride,
+                      .weight = At<const float>(weight),
+                      .eps = eps,
+                      .num_tokens = num_tokens,
+                      .hidden = hidden,
+                      .out = At<float>(out)});
+}
+
+void SiluAndMulEntry(Address x, int64_t x_stride, int64_t num_tokens, int64_t width, Address out) {
+  Kernels().silu_and_mul({.x = At<const float>(x),
+                          .x_stride = x_stride,
+                          .num_tokens = num_tokens,
+                          .width = width,
+                          .out = At<float>(out)});
+}
+
+void RopeEntry(Address q, int64_t q_stride, int64_t num_heads, Address k, int64_t k_stride,
+               int64_t num_kv_heads, int64_t head_dim, Address positions, int64_t num_tokens,
+               Address cos_sin, int64_t max_positions, int64_t rot_dim) {
+  CheckBelow(At<const int64_t>(positions), num_tokens, max_positions, "positions");
+  Kernels().rope({.q = At<float>(q),
+                  .k = At<float>(k),
+                  .q_stride = q_stride,
+                  .k_stride = k_stride,
+                  .positions = At<const int64_t>(positions),
+                  .cos_sin = At<const float>(cos_sin),
+                  .num_tokens = num_tokens,
+                  .num_heads = num_heads,
+                  .num_kv_heads = num_kv_heads,
+                  .head_dim = head_dim,
+                  .rot_dim = rot_dim});
+}
+
+// shape: (num_blocks, num_kv_heads, block_size, head_dim, k_block_stride, v_block_stride).
+struct CacheShape {
+  int64_t num_blocks, num_kv_heads, block_size, head_dim, k_block_stride, v_block_stride;
+};
+
+void StoreKvEntry(Address k, int64_t k_stride, Address v, int64_t v_stride, int64_t num_tokens,
+                  Address k_cache, Address v_cache, const CacheShape& shape,
+                  Address slot_mapping) {
+  CheckBelow(At<const int64_t>(slot_mapping), num_tokens, shape.num_blocks * shape.block_size,
+             "slot_mapping");
+  StoreKv({.k = At<const float>(k),
+           .v = At<const float>(v),
+           .k_stride = k_stride,
+           .v_stride = v_stride,
+           .k_cache = At<float>(k_cache),
+           .v_cache = At<float>(v_cache),
+           .k_block_stride = shape.k_block_stride,
+           .v_block_stride = shape.v_block_stride,
+           .slot_mapping = At<const int64_t>(slot_mapping),
+           .num_tokens = num_tokens,
+           .num_kv_heads = shape.num_kv_heads,
+           .block_size = shape.block_size,
+           .head_dim = shape.head_dim});
+}
+
+// Rows must lie within the queries, the tables and the cache; a bad one would read foreign memory.
+void CheckRows(const AttentionArgs& args, int64_t num_tokens, int64_t num_blocks) {
+  const auto fail = [](const char* what, int64_t row, int64_t value) {
+    throw std::invalid_argument(std::string(what) + " of row " + std::to_string(row) + " is " +
+                                std::to_string(value));
+  };
+  if (args.query_start[0] != 0) fail("query_start", 0, args.query_start[0]);
+  for (int64_t row = 0; row < args.num_rows; ++row) {
+    const int64_t query_len = int64_t{args.query_start[row + 1]} - args.query_start[row];
+    const int64_t kv_len = args.kv_lens[row];
+    if (query_len < 0 || args.query_start[row + 1] > num_tokens) fail("query end", row, args.query_start[row + 1]);
+    if (query_len == 0) continue;
+    if (kv_len < query_len || kv_len > args.table_stride * args.block_size) fail("kv_lens", row, kv_len);
+    const int32_t* const table = args.block_tables + row * args.table_stride;
+    CheckBelow(table, (kv_len + args.block_size - 1) / args.block_size, num_blocks, "block_tables row");
+  }
+}
+
+void AttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64_t num_heads,
+                    Address k_cache, Address v_cache, const CacheShape& shape,
+                    Address block_tables, int64_t table_stride, Address query_start,
+                    Address kv_lens, int64_t num_rows, float scale, int64_t window, Address out) {
+  const AttentionArgs args{.q = At<const float>(q),
+                           .q_stride = q_stride,
+                           .k_cache = At<const float>(k_cache),
+                           .v_cache = At<const float>(v_cache),
+                           .k_block_stride = shape.k_block_stride,
+                           .v_block_stride = shape.v_block_stride,
+                           .block_tables = At<const int32_t>(block_tables),
+                           .table_stride = table_stride,
+                           .query_start = At<const int32_t>(query_start),
+                           .kv_lens = At<const int32_t>(kv_lens),
+                           .num_rows = num_rows,
+                           .num_heads = num_heads,
+                           .num_kv_heads = shape.num_kv_heads,
+                           .block_size = shape.block_size,
+                           .head_dim = shape.head_dim,
+                           .scale = scale,
+                           .window = window,
+                           .out = At<float>(out)};
+  CheckRows(args, num_tokens, shape.num_blocks);
+  PagedAttention(Kernels(), args);
+}
+
+void CopyBlocksEntry(Address cache, int64_t num_blocks, int64_t block_bytes, Address pairs,
+                     int64_t num_pairs) {
+  CheckBelow(At<const int32_t>(pairs), 2 * num_pairs, num_blocks, "pairs");
+  CopyBlocks(At<uint8_t>(cache), block_bytes, At<const int32_t>(pairs), num_pairs);
+}
+
+void PenaltiesEntry(Address logits, int64_t num_rows, int64_t vocab, Address slots,
+                    int64_t num_slots, Address output_counts, Address prompt_mask,
+                    Address repetition, Address frequency, Address presence) {
+  CheckBelow(At<const int64_t>(slots), num_rows, num_slots, "slots");
+  Kernels().penalties({.logits = At<float>(logits),
+                       .logits_stride = vocab,
+                       .slots = At<const int64_t>(slots),
+                       .output_counts = At<const int32_t>(output_counts),
+                       .prompt_mask = At<const uint8_t>(prompt_mask),
+                       .repetition = At<const float>(repetition),
+                       .frequency = At<const float>(frequency),
+                       .presence = At<const float>(presence),
+                       .num_rows = num_rows,
+                       .vocab = vocab});
+}
+
+void SampleEntry(Address logits, int64_t num_rows, int64_t vocab, Address temperature,
+                 Address top_k, Address top_p, Address min_p, Address seeds, Address positions,
+                 Address tokens) {
+  Sample(Kernels(), {.logits = At<const float>(logits),
+                     .logits_stride = vocab,
+                     .temperature = At<const float>(temperature),
+                     .top_k = At<const int32_t>(top_k),
+                     .top_p = At<const float>(top_p),
+                     .min_p = At<const float>(min_p),
+                     .seeds = At<const int64_t>(seeds),
+                     .positions = At<const int64_t>(positions),
+                     .num_rows = num_rows,
+                     .vocab = vocab,
+                     .tokens = At<int32_t>(tokens)});
+}
+
+void LogprobsEntry(Address logits, int64_t num_rows, int64_t vocab, Address token_ids,
+                   bool wide_ids, int64_t top_n, Address chosen, Address top_values,
+                   Address top_ids) {
+  CheckIds(At<const void>(token_ids), wide_ids, num_rows, vocab, "tokens");
+  Logprobs(Kernels(), {.logits = At<const float>(logits),
+                       .logits_stride = vocab,
+                       .token_ids = At<const void>(token_ids),
+                       .wide_ids = wide_ids,
+                       .num_rows = num_rows,
+                       .vocab = vocab,
+                       .top_n = top_n,
+                       .chosen = At<float>(chosen),
+                       .top_values = At<float>(top_values),
+                       .top_ids = At<int32_t>(top_ids)});
+}
+
+void PackEntry(int format, Address source, int64_t n, int64_t k, Address packed) {
+  PackWeight(static_cast<WeightFormat>(format), At<const uint8_t>(source), n, k,
+             At<uint8_t>(packed));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cpu, m) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<CacheShape>(m, "CacheShape")
+      .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), py::arg("num_blocks"),
+           py::arg("num_kv_heads"), py::arg("block_size"), py::arg("head_dim"),
+           py::arg("k_block_stride"), py::arg("v_block_stride"));
+  m.def("isa", [] { return Kernels().name; });
+  m.def("num_threads", [] { return ThreadPool::Global().num_threads(); });
+  m.def("set_num_threads", [](int n) {
+    if (n < 1 || n > ThreadPool::kMaxThreads) {
+      throw std::invalid_argument("num_threads must be in [1, " +
+                                  std::to_string(ThreadPool::kMaxThreads) + "], got " +
+                                  std::to_string(n));
+    }
+    ThreadPool::Global().SetNumThreads(n);
+  }, py::arg("num_threads"), NoGil());
+  m.def("shutdown", [] { ThreadPool::Global().Shutdown(); }, NoGil());
+  py::module_::import("atexit").attr("register")(m.attr("shutdown"));
+  m.def("block_values", [](int f) { return Info(static_cast<WeightFormat>(f)).block_values; });
+  m.def("packed_bytes", [](int f, int64_t n, int64_t k) {
+    return PackedBytes(static_cast<WeightFormat>(f), n, k);
+  });
+  m.def("pack", &PackEntry, NoGil());
+  m.def("linear", &LinearEntry, NoGil());
+  m.def("embedding", &EmbeddingEntry, NoGil());
+  m.def("rms_norm", &RmsNormEntry, NoGil());
+  m.def("silu_and_mul", &SiluAndMulEntry, NoGil());
+  m.def("rope", &RopeEntry, NoGil());
+  m.def("store_kv", &StoreKvEntry, NoGil());
+  m.def("attention", &AttentionEntry, NoGil());
+  m.def("copy_blocks", &CopyBlocksEntry, NoGil());
+  m.def("penalties", &PenaltiesEntry, NoGil());
+  m.def("sample", &SampleEntry, NoGil());
+  m.def("logprobs", &LogprobsEntry, NoGil());
+}
+
+}  // namespace tokenspeed::cpu

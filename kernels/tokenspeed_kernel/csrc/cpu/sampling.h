@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+//
+// Sampling and log-probabilities of whole batches: one row a thread, each row from the passes of the
+// kernel table. top-k, top-p and min-p keep a token by its value alone, so each is a threshold; no row is
+// ever sorted whole. The definition is sampling/reference.py.
+
+#ifndef TOKENSPEED_KERNEL_CSRC_CPU_SAMPLING_H_
+#define TOKENSPEED_KERNEL_CSRC_CPU_SAMPLING_H_
+
+#include "kernels/tokenspeed_kernel/csrc/cpu/kernels.h"
+
+namespace tokenspeed::cpu {
+
+void Sample(const KernelTable& table, const SampleArgs& args);
+void Logprobs(const KernelTable& table, const LogprobArgs& args);
+
+}  // namespace tokenspeed::cpu
+
+#endif  // TOKENSPEED_KERNEL_CSRC_CPU_SAMPLING_H_

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""Linear layers and embeddings on weights in layout "cpu_rows16"; the work is in csrc/cpu/linear.h.
+
+Activations are float32. A row's result has the same bits alone and in any batch, for any number of threads.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed_kernel import _cpu
+from tokenspeed_kernel.quant.cpu_prepare import CPU_LAYOUT, FORMAT_CODES
+from tokenspeed_kernel.quant.packed import PackedWeight
+from tokenspeed_kernel.registry import Band, cpu, kernel
+
+_TRAITS = {"weight_format": FORMAT_CODES, "weight_layout": (CPU_LAYOUT,)}
+
+
+@kernel("gemm.linear", name="cpu", needs=cpu(), dtypes=(torch.float32,), traits=_TRAITS, band=Band.NATIVE)
+def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """One chain of fused multiply-adds over K for every output. ValueError when shapes disagree."""
+    num_tokens, num_values = x.shape
+    num_rows, want = weight.shape
+    if num_values != want:
+        raise ValueError(f"x has {num_values} columns, the weight {weight.shape} needs {want}")
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    bias_at = 0
+    if bias is not None:
+        if bias.shape != (num_rows,) or bias.dtype is not torch.float32 or not bias.is_contiguous():
+            raise ValueError(f"bias must be contiguous float32 [{num_rows}], got {bias.dtype} {tuple(bias.shape)}")
+        bias_at = bias.data_ptr()
+    out = x.new_empty((num_tokens, num_rows))
+    _cpu.linear(
+        x.data_ptr(),
+        x.stride(0),
+        weight.data.data_ptr(),
+        FORMAT_CODES[weight.format],
+        num_tokens,
+        num_rows,
+        num_values,
+        bias_at,
+        out.data_ptr(),
+    )
+    return out
+
+
+@kernel("gemm.embedding", name="cpu", needs=cpu(), dtypes=(torch.float32,), traits=_TRAITS, band=Band.NATIVE)
+def embedding(token_ids: torch.Tensor, weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Dequantise the rows that the ids name. ValueError for an id outside the table."""
+    if token_ids.dim() != 1 or token_ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"token_ids must be int32 or int64 [T], got {token_ids.dtype} {tuple(token_ids.shape)}")
+    token_ids = token_ids.contiguous()
+    num_rows, num_values = weight.shape
+    out = torch.empty((token_ids.shape[0], num_values), dtype=dtype)
+    _cpu.embedding(
+        token_ids.data_ptr(),
+        token_ids.dtype is torch.int64,
+        weight.data.data_ptr(),
+        FORMAT_CODES[weight.format],
+        token_ids.shape[0],
+        num_rows,
+        num_values,
+        out.data_ptr(),
+    )
+    return out

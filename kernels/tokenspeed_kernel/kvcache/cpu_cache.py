@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""Writes into the paged KV cache and block copies on the CPU; the work is in csrc/cpu/kv_cache.cc."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed_kernel import _cpu
+from tokenspeed_kernel.registry import Band, cpu, kernel
+
+_ANY = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
+
+
+def cache_shape(k_cache: torch.Tensor, v_cache: torch.Tensor) -> _cpu.CacheShape:
+    """Sizes and strides of a layer's two caches for the kernels. ValueError when they are not a pair of HND caches."""
+    num_blocks, num_heads, block_size, head_dim = k_cache.shape
+    inner = (block_size * head_dim, head_dim, 1)
+    k_stride, v_stride = k_cache.stride(), v_cache.stride()
+    if v_cache.shape != k_cache.shape or k_stride[1:] != inner or v_stride[1:] != inner:
+        raise ValueError(
+            f"k_cache and v_cache must have one shape [num_blocks, Hk, block_size, D] with contiguous blocks, "
+            f"got {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+        )
+    if k_cache.dtype is not torch.float32 or v_cache.dtype is not torch.float32:
+        raise ValueError(f"caches must be float32, got {k_cache.dtype} and {v_cache.dtype}")
+    return _cpu.CacheShape(num_blocks, num_heads, block_size, head_dim, k_stride[0], v_stride[0])
+
+
+@kernel(
+    "kvcache.store",
+    name="cpu",
+    needs=cpu(),
+    dtypes=(torch.float32,),
+    traits={"kv_dtype": (torch.float32,)},
+    band=Band.NATIVE,
+)
+def store_kv(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """Copy each token's heads to its slot, tokens in order. ValueError for a slot outside the cache."""
+    shape = cache_shape(k_cache, v_cache)
+    num_tokens = k.shape[0]
+    want = (num_tokens, k_cache.shape[1], k_cache.shape[3])
+    if k.shape != want or v.shape != want or v.dtype is not torch.float32:
+        raise ValueError(f"k and v must be float32 {want}, got {tuple(k.shape)} and {v.dtype} {tuple(v.shape)}")
+    if k.stride(2) != 1 or v.stride(2) != 1 or k.stride(1) != want[2] or v.stride(1) != want[2]:
+        raise ValueError("the elements of a token of k and v must be adjacent")
+    if slot_mapping.shape != (num_tokens,) or slot_mapping.dtype is not torch.int64 or not slot_mapping.is_contiguous():
+        raise ValueError(f"slot_mapping must be int64 [{num_tokens}], got {slot_mapping.dtype}")
+    _cpu.store_kv(
+        k.data_ptr(),
+        k.stride(0),
+        v.data_ptr(),
+        v.stride(0),
+        num_tokens,
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        shape,
+        slot_mapping.data_ptr(),
+    )
+
+
+@kernel("kvcache.copy_blocks", name="cpu", needs=cpu(), dtypes=_ANY, band=Band.NATIVE)
+def copy_blocks(caches: list[torch.Tensor], pairs: torch.Tensor) -> None:
+    """Copy whole blocks within each cache. ValueError for a block outside a cache."""
+    if pairs.dim() != 2 or pairs.shape[1] != 2 or pairs.dtype is not torch.int32:
+        raise ValueError(f"pairs must be int32 [C, 2], got {pairs.dtype} {tuple(pairs.shape)}")
+    pairs = pairs.contiguous()
+    for cache in caches:
+        if not cache.is_contiguous():
+            raise ValueError("a cache must be contiguous to have its blocks copied")
+        block_bytes = cache.stride(0) * cache.element_size()
+        _cpu.copy_blocks(cache.data_ptr(), cache.shape[0], block_bytes, pairs.data_ptr(), pairs.shape[0])
