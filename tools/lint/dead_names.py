@@ -123,8 +123,9 @@ def defined_by(node: ast.stmt) -> Iterator[str]:
 def attributes_of_self(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     """Attributes that a method assigns on self."""
     for node in ast.walk(method):
-        is_store = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if is_store and isinstance(node.value, ast.Name) and node.value.id == "self":
+        if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
+            continue
+        if isinstance(node.value, ast.Name) and node.value.id == "self":
             yield node.attr
 
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""The engine's metrics: all names of the reference, and numbers that mean what they say."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tokenspeed.observability.engine_metrics import EngineMetrics, FinishedSample, StepSample
+
+# As a scraper sees them, without the client's suffixes.
+REFERENCE_NAMES = {
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "iteration_tokens_total",
+    "spec_decode_num_accepted_tokens",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_drafts",
+    "jit_serving_compiles",
+    "jit_serving_compile_seconds",
+    "num_nan_aborted_requests",
+    "prompt_tokens",
+    "generation_tokens",
+    "num_requests",
+    "request_success",
+    "prefix_cache_hits",
+    "time_to_first_token_seconds",
+    "request_time_per_output_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+    "func_latency_seconds",
+}
+
+
+def scrape(metrics: EngineMetrics) -> dict[str, float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {s.name: s.value for family in families for s in family.samples if "le" not in s.labels}
+
+
+def test_every_name_of_the_reference_is_there_before_any_request() -> None:
+    metrics = EngineMetrics("m", "app")
+    names = {family.name.removeprefix("tokenspeed:") for family in metrics.registry.collect()}
+    assert names == REFERENCE_NAMES
+
+
+def test_every_sample_carries_model_and_app() -> None:
+    metrics = EngineMetrics("m", "app")
+    metrics.call_took("plan", 0.001)
+    samples = [s for f in text_string_to_metric_families(metrics.render().decode()) for s in f.samples]
+    assert samples
+    assert all(s.labels["model_name"] == "m" and s.labels["app_key"] == "app" for s in samples)
+
+
+def test_a_finished_request_is_counted_once_in_every_total() -> None:
+    metrics = EngineMetrics("m")
+    metrics.request_ended(FinishedSample(True, 100, 64, 5, 0.5, 2.5))
+    seen = scrape(metrics)
+    assert seen["tokenspeed:num_requests_total"] == 1
+    assert seen["tokenspeed:request_success_total"] == 1
+    assert seen["tokenspeed:prompt_tokens_total"] == 100
+    assert seen["tokenspeed:prefix_cache_hits_total"] == 64
+    assert seen["tokenspeed:generation_tokens_total"] == 5
+    assert seen["tokenspeed:time_to_first_token_seconds_sum"] == pytest.approx(0.5)
+    assert seen["tokenspeed:request_time_per_output_token_seconds_sum"] == pytest.approx(0.5)
+    assert seen["tokenspeed:e2e_request_latency_seconds_sum"] == pytest.approx(2.5)
+
+
+def test_an_aborted_request_without_tokens_is_no_success_and_has_no_token_latency() -> None:
+    metrics = EngineMetrics("m")
+    metrics.request_ended(FinishedSample(False, 100, 0, 0, None, 2.5))
+    seen = scrape(metrics)
+    assert seen["tokenspeed:num_requests_total"] == 1
+    assert seen["tokenspeed:request_success_total"] == 0
+    assert seen["tokenspeed:time_to_first_token_seconds_count"] == 0
+    assert seen["tokenspeed:request_time_per_output_token_seconds_count"] == 0
+
+
+def test_steps_set_the_gauges_and_idle_resets_them() -> None:
+    metrics = EngineMetrics("m")
+    metrics.step_settled(StepSample(num_running=3, num_waiting=2, kv_usage=0.5, num_tokens=700))
+    metrics.token_gaps([0.01, 0.03])
+    seen = scrape(metrics)
+    assert (seen["tokenspeed:num_requests_running"], seen["tokenspeed:num_requests_waiting"]) == (3, 2)
+    assert seen["tokenspeed:kv_cache_usage_perc"] == 0.5
+    assert seen["tokenspeed:iteration_tokens_total_sum"] == 700
+    assert seen["tokenspeed:inter_token_latency_seconds_sum"] == pytest.approx(0.04)
+    metrics.load_changed(0, 0, 0.0)
+    assert scrape(metrics)["tokenspeed:num_requests_running"] == 0
+
+
+def test_late_compiles_nan_and_drafts_are_counted() -> None:
+    metrics = EngineMetrics("m")
+    metrics.compiled_late(1.5)
+    metrics.nan_aborted()
+    metrics.drafts_verified(num_drafts=2, num_draft_tokens=8, num_accepted=5)
+    seen = scrape(metrics)
+    assert seen["tokenspeed:jit_serving_compiles_total"] == 1
+    assert seen["tokenspeed:jit_serving_compile_seconds_total"] == 1.5
+    assert seen["tokenspeed:num_nan_aborted_requests_total"] == 1
+    assert seen["tokenspeed:spec_decode_num_drafts_total"] == 2
+    assert seen["tokenspeed:spec_decode_num_draft_tokens_total"] == 8
+    assert seen["tokenspeed:spec_decode_num_accepted_tokens_total"] == 5

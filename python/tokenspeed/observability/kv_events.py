@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: MIT
+"""KV-cache events as other programs read them: encoding, sequence numbers, replay. No socket is opened here.
+
+Three frames leave through a PUB socket: topic, sequence number (8 bytes, big endian), msgpack of
+[timestamp, [event, ...], attn_dp_rank]. A subscriber that missed some sends 8 bytes, the first number it wants, to a
+ROUTER socket and gets (sequence number, payload) frames, closed by number -1 with an empty payload.
+
+`EventLog` belongs to the thread that publishes; it is a bounded buffer, and what falls out of it is gone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+END_OF_REPLAY = -1
+_SEQUENCE = struct.Struct(">q")
+_PORT_LIMIT = 65535
+
+
+@dataclass(frozen=True)
+class BlockStored:
+    """A full block can be reused. Hashes are signed 64 bits; parent_hash is None for a prompt's first block."""
+
+    block_hash: int
+    parent_hash: int | None
+    token_ids: Sequence[int]
+    block_size: int
+
+    def wire(self) -> list[Any]:
+        return ["BlockStored", [self.block_hash], self.parent_hash, list(self.token_ids), self.block_size]
+
+
+@dataclass(frozen=True)
+class BlockRemoved:
+    """A block can no longer be reused."""
+
+    block_hash: int
+
+    def wire(self) -> list[Any]:
+        return ["BlockRemoved", [self.block_hash]]
+
+
+@dataclass(frozen=True)
+class AllBlocksCleared:
+    """The whole prefix cache was dropped."""
+
+    def wire(self) -> list[Any]:
+        return ["AllBlocksCleared"]
+
+
+KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The JSON of --kv-events-config. Queue lengths and the replay buffer are in batches."""
+
+    enable_kv_cache_events: bool = False
+    publisher: str = "null"
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+
+def parse_config(text: str) -> KvEventsConfig:
+    """Reads --kv-events-config. Raises ValueError naming the key that is wrong."""
+    try:
+        config = msgspec.json.decode(text, type=KvEventsConfig)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"--kv-events-config: {error}") from error
+    if config.publisher not in ("null", "zmq"):
+        raise ValueError(f"--kv-events-config: publisher must be null or zmq, not {config.publisher!r}")
+    for key in ("buffer_steps", "hwm", "max_queue_size"):
+        if getattr(config, key) < 1:
+            raise ValueError(f"--kv-events-config: {key} must be at least 1")
+    return config
+
+
+def rank_endpoint(endpoint: str, dp_rank: int) -> str:
+    """The address of one attention data-parallel rank: the port moves up by the rank, a path gets a suffix.
+
+    Raises ValueError for an address without a port, or when the port would leave the range.
+    """
+    if not endpoint.startswith("tcp://"):
+        return endpoint if dp_rank == 0 else f"{endpoint}_dp{dp_rank}"
+    host, _, port = endpoint.rpartition(":")
+    if not port.isdigit():
+        raise ValueError(f"KV events endpoint {endpoint} has no port")
+    number = int(port) + dp_rank
+    if number > _PORT_LIMIT:
+        raise ValueError(f"KV events endpoint {endpoint} leaves no port for rank {dp_rank}")
+    return f"{host}:{number}"
+
+
+def encode_batch(timestamp_s: float, events: Sequence[KvEvent], attn_dp_rank: int) -> bytes:
+    """The payload of one batch; timestamp in seconds since the Unix epoch."""
+    return msgspec.msgpack.encode([timestamp_s, [event.wire() for event in events], attn_dp_rank])
+
+
+def encode_sequence(sequence: int) -> bytes:
+    """8 bytes, big endian; END_OF_REPLAY is -1."""
+    return _SEQUENCE.pack(sequence)
+
+
+def decode_sequence(frame: bytes) -> int:
+    """Raises ValueError when the frame is not 8 bytes."""
+    if len(frame) != _SEQUENCE.size:
+        raise ValueError(f"a sequence number has 8 bytes, not {len(frame)}")
+    return int(_SEQUENCE.unpack(frame)[0])
+
+
+@dataclass
+class EventLog:
+    """Numbers batches from 0 and keeps the last `buffer_steps` of them for replay."""
+
+    topic: bytes
+    buffer_steps: int
+    next_sequence: int = 0
+    _kept: deque[tuple[int, bytes]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._kept = deque(maxlen=self.buffer_steps)
+
+    def publish(self, payload: bytes) -> tuple[bytes, bytes, bytes]:
+        """Numbers a batch and returns the three frames to send."""
+        sequence = self.next_sequence
+        self.next_sequence += 1
+        self._kept.append((sequence, payload))
+        return self.topic, encode_sequence(sequence), payload
+
+    def replay(self, start: int) -> Iterator[tuple[bytes, bytes]]:
+        """(sequence, payload) frames from `start` on, then the end mark.
+
+        Batches older than the buffer are missing: the first number tells the subscriber that it has a gap.
+        """
+        for sequence, payload in self._kept:
+            if sequence >= start:
+                yield encode_sequence(sequence), payload
+        yield encode_sequence(END_OF_REPLAY), b""
