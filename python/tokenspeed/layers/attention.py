@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: MIT
+"""Attention of one layer over the paged cache, between the fused qkv projection and the output projection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.layers.norm import RMSNorm
+from tokenspeed.parallel import Placement
+from tokenspeed_kernel import api
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Heads of this rank. window: positions that a query sees, its own included; 0 for all."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int
+
+
+class PagedAttention:
+    """Rotates q and k, stores k and v in the layer's cache, attends. Heads are split among the ranks."""
+
+    takes = Placement.SHARDED
+    gives = Placement.SHARDED
+
+    def __init__(
+        self, layer: int, shape: AttentionShape, cos_sin: torch.Tensor, q_norm: RMSNorm | None, k_norm: RMSNorm | None
+    ) -> None:
+        self._layer = layer
+        self._head_dim = shape.head_dim
+        self._heads = shape.num_heads + 2 * shape.num_kv_heads
+        self._splits = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        self._width = shape.num_heads * shape.head_dim
+        self._window = shape.window
+        self._scale = shape.head_dim**-0.5
+        self._cos_sin = cos_sin
+        self._q_norm, self._k_norm = q_norm, k_norm
+
+    def __call__(self, qkv: torch.Tensor, batch: ForwardBatch, /) -> torch.Tensor:
+        """[T, (Hq + 2 Hk) * D] to [T, Hq * D]; qkv is overwritten."""
+        q, k, v = qkv.view(-1, self._heads, self._head_dim).split(self._splits, dim=1)
+        if self._q_norm is not None and self._k_norm is not None:
+            q, k = self._q_norm(q), self._k_norm(k)
+        api.rope(q, k, batch.positions, self._cos_sin)
+        k_cache, v_cache = batch.kv_caches[self._layer]
+        api.store_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+        out = api.attention(q, k_cache, v_cache, batch.attention, self._scale, self._window)
+        return out.view(-1, self._width)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: MIT
+"""What one step hands to a model: built by the engine's inputs, read by every layer, changed by none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenspeed_kernel.api import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """T tokens of R rows, of which S are sampled from; all tensors on the model's device.
+
+    token_ids: int64 [T]. positions: int64 [T], each token's index in its sequence.
+    slot_mapping: int64 [T], where its keys and values go: block * block_size + offset.
+    sample_indices: int64 [S], the tokens whose logits are wanted.
+    attention: where rows lie in the step and in the cache.
+    kv_caches: for each layer (k, v), both [num_blocks, Hk, block_size, D].
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    sample_indices: torch.Tensor
+    attention: AttentionMetadata
+    kv_caches: list[tuple[torch.Tensor, torch.Tensor]]

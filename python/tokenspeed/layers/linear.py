@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""Matrix products: one weight, or several on top of each other, split among the ranks by outputs or by inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.parallel import Placement
+from tokenspeed.weights import Weights
+from tokenspeed.weights.scope import Split
+from tokenspeed_kernel import api
+
+
+class ColumnLinear:
+    """y = x @ [W1; W2; ...].T + b, each W split by outputs: every rank gives its part of every W.
+
+    names: modules under `weights`, stacked in this order; sizes: outputs of each, over all ranks.
+    """
+
+    takes = Placement.REPLICATED
+    gives = Placement.SHARDED
+
+    def __init__(
+        self, weights: Weights, names: Sequence[str], sizes: Sequence[int], num_inputs: int, bias: bool
+    ) -> None:
+        self._parts = weights.stacked([f"{name}.weight" for name in names], sizes, num_inputs)
+        self._bias = weights.stacked_bias([f"{name}.bias" for name in names], sizes) if bias else None
+        self._whole = self._parts[0] if len(self._parts) == 1 else None
+
+    def __call__(self, x: torch.Tensor, _batch: ForwardBatch, /) -> torch.Tensor:
+        """[T, num_inputs] to [T, sum of sizes / ranks]."""
+        if self._whole is not None:
+            return api.linear(x, self._whole, self._bias)
+        y = torch.cat([api.linear(x, part) for part in self._parts], dim=1)
+        return y if self._bias is None else y.add_(self._bias)
+
+
+class RowLinear:
+    """y = x @ W.T + b, W split by inputs: every rank gives a summand, the first one's with the bias."""
+
+    takes = Placement.SHARDED
+    gives = Placement.PARTIAL
+
+    def __init__(self, weights: Weights, name: str, num_outputs: int, num_inputs: int, bias: bool) -> None:
+        self._weight = weights.matrix(f"{name}.weight", (num_outputs, num_inputs), Split.INPUTS)
+        self._bias = weights.vector(f"{name}.bias", num_outputs) if bias else None
+        if weights.group.rank != 0:
+            self._bias = None
+
+    def __call__(self, x: torch.Tensor, _batch: ForwardBatch, /) -> torch.Tensor:
+        """[T, num_inputs / ranks] to [T, num_outputs]."""
+        return api.linear(x, self._weight, self._bias)

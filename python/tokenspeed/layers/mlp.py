@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: MIT
+"""The gated feed-forward network: down(silu(gate(x)) * up(x))."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.layers.linear import ColumnLinear, RowLinear
+from tokenspeed.parallel import Chain, Placement, connect
+from tokenspeed.weights import Weights
+from tokenspeed_kernel import api
+
+
+class SiluAndMul:
+    """silu(gate) * up. Each rank holds its own columns of both, gate first."""
+
+    takes = Placement.SHARDED
+    gives = Placement.SHARDED
+
+    def __call__(self, x: torch.Tensor, _batch: ForwardBatch, /) -> torch.Tensor:
+        """[T, 2 * I] to [T, I]."""
+        return api.silu_and_mul(x)
+
+
+def gated_mlp(weights: Weights, hidden_size: int, intermediate_size: int, bias: bool) -> Chain:
+    """gate_proj, up_proj and down_proj under `weights`."""
+    sizes = (intermediate_size, intermediate_size)
+    return connect(
+        weights.group,
+        ColumnLinear(weights, ("gate_proj", "up_proj"), sizes, hidden_size, bias),
+        SiluAndMul(),
+        RowLinear(weights, "down_proj", hidden_size, intermediate_size, bias),
+    )

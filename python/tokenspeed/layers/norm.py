@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: MIT
+"""Root-mean-square normalisation, alone or with the residual addition before it."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed.weights import Weights
+from tokenspeed_kernel import api
+
+
+class RMSNorm:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, of `size` elements."""
+
+    def __init__(self, weights: Weights, name: str, size: int, eps: float) -> None:
+        self._weight = weights.vector(f"{name}.weight", size)
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalised x, of its shape, contiguous."""
+        return api.rms_norm(x, self._weight, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(x + residual), x + residual). `residual` may be overwritten."""
+        return api.add_rms_norm(x, residual, self._weight, self._eps)

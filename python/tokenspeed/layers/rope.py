@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""Tables of cosines and sines for rotary embeddings (Su et al. 2021) and the ways of stretching them.
+
+linear: positions divided by a factor (Chen et al. 2023). llama3: low frequencies divided, high ones kept, a ramp
+between (Llama 3.1). yarn: the same idea with a ramp over dimensions and louder keys (Peng et al. 2023). dynamic
+changes nothing within the declared context, which is where `config.rope` ends it. Computed once, at load.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tokenspeed.config.model import ModelConfig
+from tokenspeed.config.rope import RopeScaling
+
+
+def rope_table(config: ModelConfig, device: torch.device) -> torch.Tensor:
+    """float32 [max_position_embeddings, rotary_dim]: a position's cosines, then its sines."""
+    scaling = config.rope_scaling
+    frequencies = inverse_frequencies(config.rotary_dim, config.rope_theta, scaling)
+    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+    angles = positions[:, None] * frequencies[None, :]
+    table = torch.cat([angles.cos(), angles.sin()], dim=1)
+    if scaling is not None and scaling.amplitude != 1.0:
+        table *= scaling.amplitude
+    return table.to(device)
+
+
+def inverse_frequencies(rotary_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
+    """float32 [rotary_dim / 2]: radians that each pair turns from one position to the next."""
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    frequencies = 1.0 / (theta**exponents)
+    if scaling is None:
+        return frequencies
+    if scaling.kind == "linear":
+        frequencies = frequencies / scaling.factor
+    elif scaling.kind == "llama3":
+        frequencies = _llama3(frequencies, scaling)
+    elif scaling.kind == "yarn":
+        frequencies = _yarn(frequencies, rotary_dim, theta, scaling)
+    if scaling.frequency_divisors:
+        frequencies = frequencies / torch.tensor(scaling.frequency_divisors, dtype=torch.float32)
+    return frequencies
+
+
+def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Waves longer than the old context over low_freq_factor are stretched, shorter than over high_freq_factor kept."""
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+
+
+def _yarn(frequencies: torch.Tensor, rotary_dim: int, theta: float, scaling: RopeScaling) -> torch.Tensor:
+    """Pairs that turn more than beta_fast times in the old context are kept, fewer than beta_slow are stretched."""
+
+    def pair_with(num_turns: float) -> float:
+        context = scaling.original_max_position_embeddings
+        return rotary_dim * math.log(context / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
+    width = last - first if last != first else 0.001
+    index = torch.arange(rotary_dim // 2, dtype=torch.float32)
+    stretched = ((index - first) / width).clamp(0.0, 1.0)
+    return frequencies / scaling.factor * stretched + frequencies * (1 - stretched)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""The Llama family: Llama 2 and 3, Mistral, Qwen2 (biases on q, k, v) and Qwen3 (norms on q and k).
+
+A decoder of pre-norm layers, each attention then a gated MLP (Touvron et al. 2023). What its members differ in is
+data of `ModelConfig`: biases, head size, windows, rope scaling, tied embeddings.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed.config.model import ModelConfig
+from tokenspeed.layers import (
+    AttentionShape,
+    ColumnLinear,
+    Embedding,
+    ForwardBatch,
+    LMHead,
+    PagedAttention,
+    RMSNorm,
+    RowLinear,
+    gated_mlp,
+    rope_table,
+)
+from tokenspeed.models.model import Model
+from tokenspeed.parallel import Chain, connect
+from tokenspeed.weights import Weights
+
+
+class LlamaLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x)); the additions are fused into the norms that follow them."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, layer: int, cos_sin: torch.Tensor) -> None:
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.attention_norm = RMSNorm(weights, "input_layernorm", hidden, eps)
+        self.attention = attention(config, weights.at("self_attn"), layer, cos_sin)
+        self.mlp_norm = RMSNorm(weights, "post_attention_layernorm", hidden, eps)
+        self.mlp = gated_mlp(weights.at("mlp"), hidden, config.intermediate_size, config.mlp_bias)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: what the layer before gave; residual: the sum of all before that. Both [T, hidden_size]."""
+        x, residual = self.attention_norm.add(x, residual)
+        x, residual = self.mlp_norm.add(self.attention(x, batch), residual)
+        return self.mlp(x, batch), residual
+
+
+def attention(config: ModelConfig, weights: Weights, layer: int, cos_sin: torch.Tensor) -> Chain:
+    """q_proj, k_proj, v_proj and o_proj under `weights`, with q_norm and k_norm where the model has them."""
+    hidden, head_dim, ranks = config.hidden_size, config.head_dim, weights.group.size
+    q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    shape = AttentionShape(config.num_heads // ranks, config.num_kv_heads // ranks, head_dim, config.windows[layer])
+    norms = [
+        RMSNorm(weights, name, head_dim, config.rms_norm_eps) if config.qk_norm else None
+        for name in ("q_norm", "k_norm")
+    ]
+    return connect(
+        weights.group,
+        ColumnLinear(weights, ("q_proj", "k_proj", "v_proj"), (q_size, kv_size, kv_size), hidden, config.qkv_bias),
+        PagedAttention(layer, shape, cos_sin, *norms),
+        RowLinear(weights, "o_proj", hidden, q_size, config.output_bias),
+    )
+
+
+class LlamaForCausalLM(Model):
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        decoder = weights.at("model")
+        vocab_size, hidden = config.vocab_size, config.hidden_size
+        cos_sin = rope_table(config, weights.device)
+        self.embedding = Embedding(decoder, "embed_tokens", vocab_size, hidden)
+        self.layers = [
+            LlamaLayer(config, decoder.at(f"layers.{layer}"), layer, cos_sin) for layer in range(config.num_layers)
+        ]
+        self.norm = RMSNorm(decoder, "norm", hidden, config.rms_norm_eps)
+        tied = self.embedding if config.tie_word_embeddings else None
+        head = "model.embed_tokens" if tied else "lm_head"
+        self.head = connect(weights.group, LMHead.load(weights, head, tied, (vocab_size, hidden)))
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        x = self.embedding(batch.token_ids)
+        residual = torch.zeros_like(x)
+        for layer in self.layers:
+            x, residual = layer(x, residual, batch)
+        # Only the sampled tokens go on: the vocabulary is the widest product of all.
+        x, residual = x[batch.sample_indices], residual[batch.sample_indices]
+        x, _ = self.norm.add(x, residual)
+        return self.head(x, batch).float()

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: MIT
+"""From a resolved model to one that runs: opens the weights, builds the page, checks that nothing was left over.
+
+Called once by the engine, on the thread that will run the model. Either everything is loaded, or ModelError says in
+one line which file is at fault; no partial model exists in between.
+"""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+import torch
+
+from tokenspeed.config.model import ModelConfig
+from tokenspeed.config.model_error import ModelError
+from tokenspeed.config.model_source import ModelSource
+from tokenspeed.models.model import Model
+from tokenspeed.models.registry import model_class
+from tokenspeed.parallel import Group
+from tokenspeed.weights import Weights
+from tokenspeed.weights.formats import open_weights
+from tokenspeed.weights.progress import Progress
+
+# Tensors that checkpoints carry beside the weights: tables that are computed here, and copies of tied weights.
+_COMPUTED = ("rotary_emb.inv_freq", "rope_freqs.weight")
+
+
+def load_model(
+    source: ModelSource,
+    config: ModelConfig,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    load_format: str = "auto",
+    *,
+    progress: TextIO | None = None,
+    group: Group | None = None,
+) -> Model:
+    """Build the model of `config` on `device` with activations in `dtype` (float32 on a CPU).
+
+    load_format: "auto", or a key of `weights.formats.LOAD_FORMATS`. progress: where the bar goes, by default stderr.
+    group: the ranks that share the model, by default this one alone.
+
+    Raises ModelError: missing, damaged or surplus weights, wrong shapes, ranks that do not divide the heads.
+    """
+    ranks = group or Group()
+    page = model_class(config.architecture)
+    _check_ranks(config, ranks)
+    reader = open_weights(source, config, load_format)
+    bar = Progress("Loading weights", reader.num_tensors, progress)
+    model = page(config, Weights(reader, torch.device(device), dtype, ranks, bar))
+    reader.check_all_used((*_COMPUTED, "lm_head.weight") if config.tie_word_embeddings else _COMPUTED)
+    bar.finish()
+    return model
+
+
+def _check_ranks(config: ModelConfig, group: Group) -> None:
+    if config.num_kv_heads % group.size:
+        raise ModelError(
+            f"{config.num_kv_heads} KV heads do not divide among {group.size} ranks; use fewer ranks for this model"
+        )

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: MIT
+"""What the engine knows of any architecture: the shape of its cache and one step forward."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from tokenspeed.config.model import ModelConfig
+from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.weights import Weights
+
+
+class Model(ABC):
+    """A loaded model on one rank. Immutable; one thread runs it.
+
+    Sub-classes are pages of layers: their constructor takes (config, weights) and either finishes or raises.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.device = weights.device
+        self.dtype = weights.dtype
+        self.num_kv_heads = config.num_kv_heads // weights.group.size
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits float32 [S, vocab_size] of the batch's sampled tokens; writes every token's KV to the caches."""
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int]:
+        """Of each layer's k and v: [num_blocks, KV heads of this rank, block_size, head_dim]."""
+        return (num_blocks, self.num_kv_heads, block_size, self.config.head_dim)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Cache bytes of one token over all layers of this rank, in the model's dtype."""
+        return 2 * self.config.num_layers * self.num_kv_heads * self.config.head_dim * self.dtype.itemsize

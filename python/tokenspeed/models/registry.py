@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: MIT
+"""Architecture names, as config.json has them, to the pages that implement them."""
+
+from __future__ import annotations
+
+from tokenspeed.config.model_error import ModelError
+from tokenspeed.models.llama import LlamaForCausalLM
+from tokenspeed.models.model import Model
+
+_MODELS: dict[str, type[Model]] = {
+    "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": LlamaForCausalLM,
+    "Qwen2ForCausalLM": LlamaForCausalLM,
+    "Qwen3ForCausalLM": LlamaForCausalLM,
+}
+
+
+def model_class(architecture: str) -> type[Model]:
+    """The page of an architecture. Raises ModelError for one that has none."""
+    found = _MODELS.get(architecture)
+    if found is None:
+        raise ModelError(f"architecture {architecture} is not supported ({', '.join(_MODELS)})")
+    return found

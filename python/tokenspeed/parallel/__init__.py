@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: MIT
+"""Which rank holds what, and the collectives between layers. Models never call a collective themselves."""
+
+from tokenspeed.parallel.group import Group
+from tokenspeed.parallel.placement import Chain, Placement, PlacementError, Stage, connect
+
+__all__ = ["Chain", "Group", "Placement", "PlacementError", "Stage", "connect"]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""The placement compiler: layers say how their input and output lie on the ranks, `connect` adds the collectives.
+
+A model page lists stages; where what one gives is not what the next takes, `connect` puts the collective that turns
+one into the other, once, when the model is built. With one rank there is nothing to put, and the chain is the bare
+stages. Nobody writes an all-reduce in a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Protocol
+
+import torch
+
+from tokenspeed.parallel.group import Group
+
+
+class Placement(Enum):
+    """How an activation [T, n] lies on the ranks of a group."""
+
+    REPLICATED = "replicated"
+    """Every rank holds all of it."""
+    SHARDED = "sharded"
+    """Each rank holds its columns, in rank order."""
+    PARTIAL = "partial"
+    """Each rank holds a summand."""
+
+
+class PlacementError(ValueError):
+    """Two neighbouring stages that no collective connects: a mistake in a model page."""
+
+
+Step = Callable[[torch.Tensor, Any], torch.Tensor]
+
+
+class Stage(Protocol):
+    """A layer that takes one activation and gives one. The second argument is the step's `ForwardBatch`."""
+
+    takes: Placement
+    gives: Placement
+
+    def __call__(self, x: torch.Tensor, batch: Any, /) -> torch.Tensor: ...
+
+
+class Chain:
+    """Stages with their collectives, itself a stage that takes and gives replicated activations."""
+
+    __slots__ = ("_steps", "gives", "takes")
+
+    def __init__(self, steps: tuple[Step, ...], takes: Placement, gives: Placement) -> None:
+        self._steps = steps
+        self.takes = takes
+        self.gives = gives
+
+    def __call__(self, x: torch.Tensor, batch: Any, /) -> torch.Tensor:
+        for step in self._steps:
+            x = step(x, batch)
+        return x
+
+    def __len__(self) -> int:
+        """Stages and collectives."""
+        return len(self._steps)
+
+
+def connect(group: Group, *stages: Stage) -> Chain:
+    """The stages in order, from a replicated activation to a replicated one. Raises PlacementError."""
+    steps: list[Step] = []
+    held = Placement.REPLICATED
+    for stage in stages:
+        steps += _collective(group, held, stage.takes)
+        steps.append(stage.__call__)
+        held = stage.gives
+    steps += _collective(group, held, Placement.REPLICATED)
+    return Chain(tuple(steps), Placement.REPLICATED, Placement.REPLICATED)
+
+
+def _collective(group: Group, held: Placement, wanted: Placement) -> list[Step]:
+    """Nothing, or the one step that turns `held` into `wanted`."""
+    if held is wanted or group.size == 1:
+        return []
+    if held is Placement.PARTIAL and wanted is Placement.REPLICATED:
+        return [lambda x, _batch: group.all_reduce(x)]
+    if held is Placement.SHARDED and wanted is Placement.REPLICATED:
+        return [lambda x, _batch: group.all_gather(x)]
+    if held is Placement.REPLICATED and wanted is Placement.SHARDED:
+        return [lambda x, _batch: group.own_part(x)]
+    raise PlacementError(f"no collective turns {held.value} activations into {wanted.value} ones")

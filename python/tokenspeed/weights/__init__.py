@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: MIT
+"""From files to the tensors of layers: readers of each format, names, sharding, preparation for the device."""
+
+from tokenspeed.weights.reader import WeightReader
+from tokenspeed.weights.scope import Weights
+
+__all__ = ["WeightReader", "Weights"]

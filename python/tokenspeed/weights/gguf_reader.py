@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""Weights of a GGUF file, memory-mapped; packed types stay packed.
+
+In llama-architecture files the rows of q and k are permuted so that the two elements of a rotary pair are
+neighbours. Our kernels pair element i with i + D/2, as checkpoints do, so the rows are put back here; a row keeps
+its bytes, so this works on packed types.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tokenspeed.config.gguf import GGUFTensor, read_gguf
+from tokenspeed.config.model_error import ModelError
+from tokenspeed.weights.names import checkpoint_name, gguf_name
+from tokenspeed.weights.reader import WeightReader
+from tokenspeed_kernel.api import BLOCK_FORMATS, PackedWeight, Weight
+
+_DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_PERMUTED_ARCHITECTURES = ("llama",)
+
+
+@dataclass(frozen=True)
+class HeadCounts:
+    """Rows of q and k belong to this many heads."""
+
+    num_heads: int
+    num_kv_heads: int
+
+
+class GGUFReader(WeightReader):
+    """Tensors of one file. They stay valid while referenced, also after the reader is gone."""
+
+    def __init__(self, path: Path, heads: HeadCounts) -> None:
+        super().__init__()
+        self._file = read_gguf(path)
+        self._by_name = {checkpoint_name(name): tensor for name, tensor in self._file.tensors.items()}
+        permuted = self._file.metadata.get("general.architecture") in _PERMUTED_ARCHITECTURES
+        self._permuted_heads = (
+            {"self_attn.q_proj": heads.num_heads, "self_attn.k_proj": heads.num_kv_heads} if permuted else {}
+        )
+        with path.open("rb") as file:
+            # Private: torch asks for a writable buffer, and nothing is ever written through it.
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    @property
+    def num_tensors(self) -> int:
+        return len(self._by_name)
+
+    def has(self, name: str) -> bool:
+        return name in self._by_name
+
+    def where(self, name: str) -> str:
+        return f"{self._file.path}: tensor {gguf_name(name)!r}"
+
+    def _names(self) -> set[str]:
+        return set(self._by_name)
+
+    def _fetch(self, name: str, shape: tuple[int, ...]) -> Weight:
+        tensor = self._by_name[name]
+        heads = self._permuted_heads.get(_module(name))
+        if tensor.type in _DENSE:
+            dense = self._bytes(tensor).view(_DENSE[tensor.type]).view(tensor.shape)
+            return dense if heads is None else half_split_rows(dense, heads)
+        if tensor.type not in BLOCK_FORMATS or len(tensor.shape) != 2:
+            known = ", ".join((*_DENSE, *BLOCK_FORMATS))
+            raise ModelError(
+                f"{self.where(name)} has type {tensor.type}, which is not supported ({known}); "
+                "use a file with another quantization"
+            )
+        num_rows, num_columns = tensor.shape
+        rows = self._bytes(tensor).view(num_rows, -1)
+        if heads is not None:
+            rows = half_split_rows(rows, heads)
+        return PackedWeight(rows, tensor.type, (num_rows, num_columns))
+
+    def _bytes(self, tensor: GGUFTensor) -> torch.Tensor:
+        return torch.frombuffer(self._data, dtype=torch.uint8, count=tensor.nbytes, offset=tensor.offset)
+
+
+def half_split_rows(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Rows of each head from neighbouring rotary pairs (0, D/2, 1, D/2 + 1, ...) to checkpoint order.
+
+    rows: [num_heads * D, ...] of any dtype. Returns a copy.
+    """
+    pairs = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def _module(name: str) -> str:
+    """The last two parts of a weight's or bias's module: "self_attn.q_proj"."""
+    return ".".join(name.split(".")[-3:-1])

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: MIT
+"""What every load format provides: tensors by their checkpoint name, on the CPU, as they lie in the file.
+
+Names are those of `transformers` ("model.layers.0.self_attn.q_proj.weight"), whatever the file calls them. A reader
+maps files and copies nothing that it need not; one thread uses it, while a model is built, and drops it after.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from tokenspeed.config.model_error import ModelError
+from tokenspeed_kernel.api import Weight
+
+
+class WeightReader(ABC):
+    """One model's tensors. Remembers which were read, so that leftovers are noticed."""
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+
+    @property
+    @abstractmethod
+    def num_tensors(self) -> int:
+        """How many reads to expect, for a progress bar; 0 when not known."""
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+
+    @abstractmethod
+    def where(self, name: str) -> str:
+        """The file that holds (or should hold) the tensor and what it is called there, for messages."""
+
+    @abstractmethod
+    def _fetch(self, name: str, shape: tuple[int, ...]) -> Weight:
+        """The tensor that `has` has confirmed; `shape` is what the model wants."""
+
+    @abstractmethod
+    def _names(self) -> set[str]:
+        """All names, for the check of leftovers."""
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Weight:
+        """A dense CPU tensor or a PackedWeight in layout "gguf", of this logical shape.
+
+        Raises ModelError when it is missing or has another shape.
+        """
+        if not self.has(name):
+            raise ModelError(f"{self.where(name)} is missing; the download is incomplete or not this architecture")
+        weight = self._fetch(name, shape)
+        if tuple(weight.shape) != shape:
+            raise ModelError(
+                f"{self.where(name)} has shape {list(weight.shape)}, the model's configuration asks for {list(shape)}; "
+                "configuration and weights do not belong together"
+            )
+        self._used.add(name)
+        return weight
+
+    def check_all_used(self, ignorable: tuple[str, ...]) -> None:
+        """Raise ModelError for a tensor that nothing read, unless its name ends with one of `ignorable`."""
+        for name in sorted(self._names() - self._used):
+            if not name.endswith(ignorable):
+                raise ModelError(f"{self.where(name)} has no place in this architecture; its tokens would be wrong")

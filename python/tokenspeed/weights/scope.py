@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""What layers are built from: a place in the checkpoint's tree of names, with the device and the ranks to serve.
+
+A layer asks for its weights by the last part of their names and gets them sharded, stacked and prepared for its
+device. A model whose construction raises was never handed out, so nothing is ever half-loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+
+from tokenspeed.config.model_error import ModelError
+from tokenspeed.parallel import Group
+from tokenspeed.weights.progress import Progress
+from tokenspeed.weights.reader import WeightReader
+from tokenspeed.weights.shard import own_columns, own_rows, stack
+from tokenspeed_kernel import api
+from tokenspeed_kernel.api import PackedWeight, Weight
+
+
+class Split(Enum):
+    """Which axis of a matrix is divided among the ranks."""
+
+    NONE = "none"
+    OUTPUTS = "outputs"
+    INPUTS = "inputs"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """dtype: of the activations on `device`. `prefix` ends with a dot, or is empty at the root."""
+
+    reader: WeightReader
+    device: torch.device
+    dtype: torch.dtype
+    group: Group
+    progress: Progress
+    prefix: str = ""
+
+    def at(self, path: str) -> Weights:
+        """The subtree `path`."""
+        return replace(self, prefix=f"{self.prefix}{path}.")
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has this tensor."""
+        return self.reader.has(self.prefix + name)
+
+    def vector(self, name: str, size: int) -> torch.Tensor:
+        """A dense [size] in the activations' dtype, on every rank whole. Raises ModelError."""
+        return self._on_device(self._dense_vector(name, size))
+
+    def matrix(self, name: str, shape: tuple[int, int], split: Split) -> Weight:
+        """A prepared [N, K], or our part of it. Raises ModelError."""
+        prepared = api.prepare_weight(self._read_matrix(name, shape, split), self.device, self.dtype)
+        self.progress.advance()
+        return prepared
+
+    def stacked(self, names: Sequence[str], sizes: Sequence[int], num_inputs: int) -> list[Weight]:
+        """Matrices [size, num_inputs] on top of each other, each split by outputs: one prepared weight.
+
+        Several only when the file packs them in different formats and the device keeps them packed.
+        """
+        parts = [self._read_matrix(name, (size, num_inputs), Split.OUTPUTS) for name, size in zip(names, sizes)]
+        prepared = [api.prepare_weight(part, self.device, self.dtype) for part in stack(parts)]
+        for _ in names:
+            self.progress.advance()
+        dense = [part for part in prepared if isinstance(part, torch.Tensor)]
+        return stack([*dense]) if len(dense) == len(prepared) else prepared
+
+    def stacked_bias(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
+        """Biases end to end, each split among the ranks."""
+        parts = [own_part(self._dense_vector(name, size), self.group) for name, size in zip(names, sizes)]
+        return self._on_device(torch.cat(parts))
+
+    def _dense_vector(self, name: str, size: int) -> torch.Tensor:
+        weight = self.reader.read(self.prefix + name, (size,))
+        if isinstance(weight, PackedWeight):
+            raise ModelError(f"{self.reader.where(self.prefix + name)} is packed ({weight.format}), expected dense")
+        self.progress.advance()
+        return weight
+
+    def _on_device(self, vector: torch.Tensor) -> torch.Tensor:
+        # A copy: the file's pages must not stay mapped for a few numbers.
+        return vector.to(device=self.device, dtype=self.dtype, copy=True)
+
+    def _read_matrix(self, name: str, shape: tuple[int, int], split: Split) -> Weight:
+        full_name = self.prefix + name
+        weight = self.reader.read(full_name, shape)
+        if split is Split.OUTPUTS:
+            return own_rows(weight, self.group, self.reader.where(full_name))
+        if split is Split.INPUTS:
+            return own_columns(weight, self.group, self.reader.where(full_name))
+        return weight
+
+
+def own_part(vector: torch.Tensor, group: Group) -> torch.Tensor:
+    """Our share of a vector that goes with outputs split among the ranks."""
+    count = vector.shape[0] // group.size
+    return vector[group.rank * count : (group.rank + 1) * count]

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""One rank's part of a weight, and weights put on top of each other; dense or packed, on the CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed.config.model_error import ModelError
+from tokenspeed.parallel.group import Group
+from tokenspeed_kernel.api import BLOCK_FORMATS, PackedWeight, Weight
+
+
+def own_rows(weight: Weight, group: Group, where: str) -> Weight:
+    """Our share of the outputs: rows [rank * N / size, (rank + 1) * N / size)."""
+    if group.size == 1:
+        return weight
+    count = _share(weight.shape[0], group, where)
+    start = group.rank * count
+    if isinstance(weight, PackedWeight):
+        return PackedWeight(weight.data[start : start + count], weight.format, (count, weight.shape[1]))
+    return weight[start : start + count]
+
+
+def own_columns(weight: Weight, group: Group, where: str) -> Weight:
+    """Our share of the inputs: columns [rank * K / size, (rank + 1) * K / size)."""
+    if group.size == 1:
+        return weight
+    count = _share(weight.shape[1], group, where)
+    start = group.rank * count
+    if not isinstance(weight, PackedWeight):
+        return weight[:, start : start + count].contiguous()
+    block = BLOCK_FORMATS[weight.format]
+    if count % block.num_values:
+        raise ModelError(
+            f"{where}: {count} columns for each of {group.size} ranks are not whole {weight.format} blocks of "
+            f"{block.num_values}; use fewer ranks or another quantization"
+        )
+    width = count // block.num_values * block.num_bytes
+    data = weight.data[:, group.rank * width : (group.rank + 1) * width].contiguous()
+    return PackedWeight(data, weight.format, (weight.shape[0], count))
+
+
+def stack(weights: list[Weight]) -> list[Weight]:
+    """Neighbours of one format become one weight with the outputs of both; the others stay apart."""
+    stacked: list[Weight] = []
+    for weight in weights:
+        merged = _merge(stacked[-1], weight) if stacked else None
+        if merged is None:
+            stacked.append(weight)
+        else:
+            stacked[-1] = merged
+    return stacked
+
+
+def _merge(above: Weight, below: Weight) -> Weight | None:
+    if isinstance(above, PackedWeight) and isinstance(below, PackedWeight):
+        if (above.format, above.layout) != (below.format, below.layout):
+            return None
+        shape = (above.shape[0] + below.shape[0], above.shape[1])
+        return PackedWeight(torch.cat([above.data, below.data]), above.format, shape)
+    if isinstance(above, torch.Tensor) and isinstance(below, torch.Tensor) and above.dtype == below.dtype:
+        return torch.cat([above, below])
+    return None
+
+
+def _share(size: int, group: Group, where: str) -> int:
+    if size % group.size:
+        raise ModelError(f"{where}: size {size} does not divide among {group.size} ranks; use another number of ranks")
+    return size // group.size
