@@ -1,43 +1,60 @@
 # SPDX-License-Identifier: MIT
-"""Python stubs of .proto files as one package, by the protoc in the locked grpcio-tools wheel. Called by proto.bzl only.
+"""Writes one importable Python package of gRPC stubs from a folder of .proto files.
 
-protoc writes absolute imports by file name (`import common_pb2`); inside a package they must name it, so those lines,
-and no others, are rewritten.
+Called by the rule in proto.bzl, and by hand for development without Bazel:
+  python tools/build_defs/gen_grpc.py --proto-root protos/tokenspeed/grpc --package tokenspeed_protos --out protos
+
+The .proto files are compiled under their names relative to --proto-root, because that name is part of a file's
+descriptor: two packages with the same descriptors can live in one process, others clash. protoc writes imports
+between siblings as if they stood at the top level; they are turned into imports from the package.
 """
 
+from __future__ import annotations
+
 import argparse
-import pathlib
 import re
 import sys
+from pathlib import Path
 
 import grpc_tools
 from grpc_tools import protoc
 
-_IMPORT = re.compile(r"^import (\w+_pb2) as (\w+)$", re.MULTILINE)
-_PLAIN_IMPORT = re.compile(r"^import (\w+_pb2)$", re.MULTILINE)
+INIT = '# SPDX-License-Identifier: MIT\n"""Generated gRPC stubs; the sources are the .proto files."""\n'
 
 
-def main() -> int:
+def compile_protos(proto_root: Path, out: Path, names: list[str]) -> None:
+    """Runs protoc; its messages go to stderr. Raises SystemExit when it fails."""
+    well_known = Path(grpc_tools.__file__).parent / "_proto"
+    outputs = [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
+    status = protoc.main(["protoc", f"-I{proto_root}", f"-I{well_known}", *outputs, *names])
+    if status != 0:
+        sys.exit(f"protoc failed with {status} on {', '.join(names)}")
+
+
+def import_from_package(text: str, package: str, stems: list[str]) -> str:
+    """`import x_pb2 as y` becomes `from package import x_pb2 as y` for the siblings in `stems`."""
+    for stem in stems:
+        text = re.sub(rf"^import {stem}_pb2\b", f"from {package} import {stem}_pb2", text, flags=re.MULTILINE)
+    return text
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=pathlib.Path, required=True, help="the package's folder")
-    parser.add_argument("protos", nargs="+", type=pathlib.Path)
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    well_known = pathlib.Path(grpc_tools.__file__).parent / "_proto"
-    includes = [f"-I{path}" for path in [*sorted({p.parent for p in options.protos}), well_known]]
-    outputs = [f"--{kind}_out={options.out}" for kind in ("python", "pyi", "grpc_python")]
-    status = int(protoc.main(["protoc", *includes, *outputs, *(p.name for p in options.protos)]))
-    if status:
-        return status
-    package = options.out.name
-    for path in sorted(options.out.iterdir()):
-        text = path.read_text(encoding="utf-8")
-        text = _IMPORT.sub(rf"from {package} import \1 as \2", text)
-        path.write_text(_PLAIN_IMPORT.sub(rf"from {package} import \1", text), encoding="utf-8")
-    titles = ", ".join(p.name for p in options.protos)
-    (options.out / "__init__.py").write_text(f'"""Generated from {titles}."""\n', encoding="utf-8")
-    return 0
+    parser.add_argument("--proto-root", type=Path, required=True, help="folder that imports are relative to")
+    parser.add_argument("--package", required=True, help="name of the Python package to write")
+    parser.add_argument("--out", type=Path, required=True, help="folder that the package is written into")
+    args = parser.parse_args()
+    names = sorted(path.name for path in args.proto_root.glob("*.proto"))
+    if not names:
+        sys.exit(f"no .proto file in {args.proto_root}")
+    folder = args.out / args.package
+    folder.mkdir(parents=True, exist_ok=True)
+    compile_protos(args.proto_root, folder, names)
+    stems = [name.removesuffix(".proto") for name in names]
+    for path in sorted(folder.glob("*_pb2*.py*")):
+        path.write_text(import_from_package(path.read_text(), args.package, stems))
+    (folder / "__init__.py").write_text(INIT)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""Python gRPC stubs by the locked grpcio-tools wheel: the same rule with or without a package registry.
-
-The .proto files, wherever they lie below the BUILD file, become the modules of one Python package:
-`from PACKAGE import x_pb2, x_pb2_grpc`. They import one another by file name.
-"""
+"""Python gRPC stubs by the locked grpcio-tools wheel: the same rule with or without a network."""
 
 load("@rules_python//python:py_info.bzl", "PyInfo")
 
-def _impl(ctx):
-    outs = [ctx.actions.declare_file(ctx.attr.package + "/__init__.py")]
+def _py_grpc_package_impl(ctx):
+    folder = ctx.attr.package
+    outs = [ctx.actions.declare_file(folder + "/__init__.py")]
     for src in ctx.files.srcs:
-        stem = ctx.attr.package + "/" + src.basename[:-len(".proto")]
-        outs += [ctx.actions.declare_file(stem + suffix) for suffix in ("_pb2.py", "_pb2_grpc.py", "_pb2.pyi")]
+        stem = src.basename.removesuffix(".proto")
+        outs += [ctx.actions.declare_file(folder + "/" + stem + suffix) for suffix in ["_pb2.py", "_pb2_grpc.py", "_pb2.pyi"]]
     args = ctx.actions.args()
-    args.add("--out", outs[0].dirname)
-    args.add_all(ctx.files.srcs)
+    args.add("--proto-root", ctx.files.srcs[0].dirname)
+    args.add("--package", ctx.attr.package)
+    args.add("--out", outs[0].dirname.removesuffix("/" + folder))
     ctx.actions.run(
         executable = ctx.executable._gen,
         inputs = ctx.files.srcs,
@@ -24,29 +22,29 @@ def _impl(ctx):
         progress_message = "Generating gRPC stubs %{label}",
     )
     runtime = [ctx.attr._grpc, ctx.attr._protobuf]
-    infos = [d[PyInfo] for d in runtime]
+    runfiles = ctx.runfiles(files = outs)
+    for dep in runtime:
+        runfiles = runfiles.merge(dep[DefaultInfo].default_runfiles)
     return [
-        DefaultInfo(
-            files = depset(outs),
-            runfiles = ctx.runfiles(files = outs).merge_all([d[DefaultInfo].default_runfiles for d in runtime]),
-        ),
+        DefaultInfo(files = depset(outs), runfiles = runfiles),
         PyInfo(
             transitive_sources = depset(
-                [o for o in outs if o.extension == "py"],
-                transitive = [i.transitive_sources for i in infos],
+                [out for out in outs if out.extension == "py"],
+                transitive = [dep[PyInfo].transitive_sources for dep in runtime],
             ),
             imports = depset(
-                ["/".join([p for p in (ctx.workspace_name, ctx.label.package) if p])],
-                transitive = [i.imports for i in infos],
+                [ctx.workspace_name + "/" + ctx.label.package],
+                transitive = [dep[PyInfo].imports for dep in runtime],
             ),
         ),
     ]
 
 py_grpc_package = rule(
-    implementation = _impl,
+    implementation = _py_grpc_package_impl,
+    doc = "One Python package with the stubs of all .proto files of one folder. Imports: `from <package> import x_pb2`.",
     attrs = {
-        "srcs": attr.label_list(allow_files = [".proto"], mandatory = True),
-        "package": attr.string(mandatory = True, doc = "name of the Python package, made beside the BUILD file"),
+        "srcs": attr.label_list(allow_files = [".proto"], mandatory = True, doc = "all .proto files of one folder"),
+        "package": attr.string(mandatory = True, doc = "name of the Python package"),
         "_gen": attr.label(default = "//tools/build_defs:gen_grpc", executable = True, cfg = "exec"),
         "_grpc": attr.label(default = "@wheels//grpcio"),
         "_protobuf": attr.label(default = "@wheels//protobuf"),

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: MIT
+"""`bazel run //python:gateway`: the command `smg`."""
+
+import sys
+
+from launch.environment import enter
+
+enter()
+
+from tokenspeed.cli.smg import main  # noqa: E402 - after enter(), which settles the import path
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
