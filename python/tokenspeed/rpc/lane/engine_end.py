@@ -11,6 +11,7 @@ aborts it and may `connect` again.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 
@@ -18,6 +19,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tokenspeed.rpc.lane import wire
+from tokenspeed.rpc.lane.sockets import readable
 from tokenspeed.rpc.lane.wire import AbortRequests, AddRequest, ControlCall, EngineMessage, ReadyResponse
 
 __all__ = ["AbortRequests", "AddRequest", "ControlCall", "EngineLane", "LaneLost", "LaneTimeout", "ReadyResponse"]
@@ -78,19 +80,19 @@ class EngineLane:
         """
         socket, monitor = self._connected()
         messages: list[EngineMessage] = []
-        if timeout_s > 0 and not socket.get(zmq.EVENTS) & zmq.POLLIN:
+        if timeout_s > 0 and not readable(socket):
             poller = zmq.Poller()
             poller.register(socket, zmq.POLLIN)
             poller.register(monitor, zmq.POLLIN)
-            poller.poll(timeout_s * 1000)
-        while socket.get(zmq.EVENTS) & zmq.POLLIN:
+            poller.poll(math.ceil(timeout_s * 1000))
+        while readable(socket):
             frames = socket.recv_multipart(zmq.NOBLOCK)
             try:
                 messages.append(wire.decode_engine_message(frames))
             except wire.WireError as error:
                 self.dropped["bad_request"] += 1
                 logger.warning("dropped a request that cannot be read: %s", error)
-        if not messages and monitor.get(zmq.EVENTS) & zmq.POLLIN:
+        if not messages and readable(monitor):
             recv_monitor_message(monitor, zmq.NOBLOCK)
             raise LaneLost(f"the gateway at {self.handshake_address} disconnected")
         return messages
@@ -144,7 +146,7 @@ class EngineLane:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             raise LaneTimeout(f"no gateway answered the handshake at {self.handshake_address}")
-        if not socket.poll(min(remaining_s, _REPORT_INTERVAL_S) * 1000):
+        if not socket.poll(math.ceil(min(remaining_s, _REPORT_INTERVAL_S) * 1000)):
             logger.info("waiting for a gateway at %s", self.handshake_address)
             return None
         try:

@@ -23,6 +23,7 @@ import zmq
 
 from tokenspeed.rpc.lane import address, wire
 from tokenspeed.rpc.lane.rank import Rank
+from tokenspeed.rpc.lane.sockets import descriptor, readable
 
 logger = logging.getLogger(__name__)
 
@@ -221,12 +222,12 @@ class GatewayLane:
     def _watch(self, socket: zmq.Socket[bytes], on_frames: Callable[[list[bytes]], None]) -> None:
         # The descriptor of a ZMQ socket signals edges: every turn has to read until nothing is left.
         assert self._loop is not None
-        self._loop.add_reader(socket.get(zmq.FD), self._drain, socket, on_frames)
+        self._loop.add_reader(descriptor(socket), self._drain, socket, on_frames)
         self._loop.call_soon(self._drain, socket, on_frames)
 
     def _unwatch(self, socket: zmq.Socket[bytes]) -> None:
         if self._loop is not None and not self._loop.is_closed() and not socket.closed:
-            self._loop.remove_reader(socket.get(zmq.FD))
+            self._loop.remove_reader(descriptor(socket))
 
     def _close_socket(self, socket: zmq.Socket[bytes] | None) -> None:
         if socket is not None:
@@ -235,7 +236,7 @@ class GatewayLane:
 
     def _drain(self, socket: zmq.Socket[bytes], on_frames: Callable[[list[bytes]], None]) -> None:
         for _ in range(_FRAMES_PER_TURN):
-            if socket.closed or not socket.get(zmq.EVENTS) & zmq.POLLIN:
+            if socket.closed or not readable(socket):
                 return
             try:
                 on_frames(socket.recv_multipart(zmq.NOBLOCK))
@@ -255,7 +256,7 @@ class GatewayLane:
             self._lose_soon(f"rank {rank.index} cannot be reached")
             return False
         # A send may swallow the edge that announced a message to read.
-        if self._input.get(zmq.EVENTS) & zmq.POLLIN:
+        if readable(self._input):
             self._loop.call_soon(self._drain, self._input, self._on_registration)
         return True
 

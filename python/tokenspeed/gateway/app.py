@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: MIT
+"""The gateway process: builds its parts from a `GatewayConfig`, runs until a signal, drains, and returns a status.
+
+`run` owns the asyncio loop and everything on it; nothing else in the gateway starts a thread or handles a signal.
+SIGTERM or SIGINT: readiness turns 503 at once; requests are taken for the settle time; then those in flight have the
+grace time to finish; what is left is told that the server stopped. A second signal ends the waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import zmq
+from aiohttp import web
+
+from tokenspeed.config.gateway import GatewayConfig
+from tokenspeed.config.model_error import ModelError
+from tokenspeed.config.model_source import resolve_model
+from tokenspeed.gateway.chat.model import ServedModel
+from tokenspeed.gateway.http.admission import Admission
+from tokenspeed.gateway.http.auth import KeyCheck
+from tokenspeed.gateway.http.logs import configure_logs
+from tokenspeed.gateway.http.server import Server, metrics_response
+from tokenspeed.gateway.http.service import Service
+from tokenspeed.gateway.http.sse import KeepAlive
+from tokenspeed.gateway.route.retry import RetryPolicy
+from tokenspeed.gateway.route.router import Router
+from tokenspeed.gateway.route.worker import Worker, WorkerState
+from tokenspeed.gateway.text.template import ChatTemplate, TemplateError
+from tokenspeed.gateway.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from tokenspeed.observability.gateway_metrics import DURATION_BUCKETS_S, GatewayMetrics, WorkerLoad
+from tokenspeed.rpc.lane.address import AddressError
+from tokenspeed.rpc.lane.gateway_end import LaneOptions
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.02
+
+
+class StartError(Exception):
+    """The gateway cannot start with this configuration; one line that names what is wrong."""
+
+
+def run(config: GatewayConfig) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit status: 0 after a shutdown, 1 when it could not start."""
+    configure_logs(config.log_level, config.log_json)
+    try:
+        asyncio.run(_serve(config))
+    except StartError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(config: GatewayConfig) -> None:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with gateway(config) as (service, port):
+        logger.info("listening on %s:%d", config.host, port)
+        await stop.wait()
+        await _drain(service, config, hurry)
+
+
+async def _drain(service: Service, config: GatewayConfig, hurry: asyncio.Event) -> None:
+    service.stopping = True
+    deadline = time.monotonic() + config.drain.settle_s
+    while time.monotonic() < deadline and not hurry.is_set():
+        await asyncio.sleep(_POLL_S)
+    service.draining = True
+    logger.info("draining: %d request(s) in flight", service.num_open)
+    deadline = time.monotonic() + config.drain.grace_s
+    while service.num_open and time.monotonic() < deadline and not hurry.is_set():
+        await asyncio.sleep(_POLL_S)
+    if service.num_open:
+        logger.warning("stopping with %d request(s) in flight", service.num_open)
+        # Each of them ends with an error of its own, which the client can read.
+        service.router.close()
+        await asyncio.sleep(2 * _POLL_S)
+
+
+@asynccontextmanager
+async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
+    """A running gateway: its service and the port it listens on. Raises `StartError`."""
+    # The lanes come first: an engine that is already waiting registers while the tokenizer loads.
+    metrics = GatewayMetrics(config.duration_buckets_s or DURATION_BUCKETS_S)
+    options = LaneOptions(config.engine_count, None, config.engine_startup_timeout_s)
+    router = Router(config.worker_urls, config.policy, options, config.stall_s)
+    async with AsyncExitStack() as stack:
+        stack.callback(router.close)
+        try:
+            router.open()
+        except (AddressError, zmq.ZMQError, OSError) as error:
+            raise StartError(f"a worker's lane cannot be opened: {error}") from None
+        model = load_model(config, router)
+        keep_alive = KeepAlive(config.sse_keepalive_s)
+        limits = config.limits
+        service = Service(
+            model,
+            router,
+            Admission(limits.max_concurrent_requests, limits.queue_size, limits.queue_timeout_s),
+            RetryPolicy(**asdict(config.retry)),
+            keep_alive,
+            metrics,
+            limits.request_timeout_s,
+        )
+        for task in (keep_alive.run(), _watch(service, config.health_interval_s)):
+            stack.callback(asyncio.create_task(task).cancel)
+        server = Server(service, KeyCheck(config.api_keys), limits.max_payload_bytes, config.request_id_headers)
+        port = await _listen(stack, server.app, config.host, config.port, config)
+        if config.prometheus_port is not None:
+            host = config.prometheus_host or config.host
+            await _listen(stack, _metrics_app(service), host, config.prometheus_port, None)
+        yield service, port
+
+
+async def _listen(
+    stack: AsyncExitStack, app: web.Application, host: str, port: int, config: GatewayConfig | None
+) -> int:
+    idle_s = 75.0 if config is None else config.limits.idle_connection_timeout_s
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, keepalive_timeout=idle_s, shutdown_timeout=1.0
+    )
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        context = None if config is None else _tls(config)
+        await web.TCPSite(runner, host, port, ssl_context=context, backlog=1024).start()
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return int(runner.addresses[0][1])
+
+
+def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
+    if config.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(config.tls_cert, config.tls_key)
+    return context
+
+
+def _metrics_app(service: Service) -> web.Application:
+    async def metrics(request: web.Request) -> web.Response:
+        return metrics_response(service)
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", metrics)])
+    return app
+
+
+def load_model(config: GatewayConfig, router: Router) -> ServedModel:
+    """The tokenizer and the template that the configuration names. Raises `StartError`."""
+    try:
+        source = resolve_model(config.model_path)
+        path = source.path if config.tokenizer_path is None else resolve_model(config.tokenizer_path).path
+        tokenizer = load_tokenizer(path)
+    except (ModelError, TokenizerError) as error:
+        raise StartError(str(error)) from None
+    names = [source.name, *config.model_aliases]
+    if config.model_path is not None:
+        names.append(config.model_path)
+    return ServedModel(names, tokenizer, _template(config, tokenizer), router)
+
+
+def _template(config: GatewayConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
+    source = tokenizer.facts.chat_template
+    if config.chat_template is not None:
+        try:
+            source = Path(config.chat_template).read_text(encoding="utf-8")
+        except OSError as error:
+            raise StartError(f"--chat-template: {config.chat_template} cannot be read: {error.strerror}") from None
+    if source is None:
+        return None
+    specials = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
+    try:
+        return ChatTemplate(source, {name: token for name, token in specials.items() if token is not None})
+    except TemplateError as error:
+        raise StartError(str(error)) from None
+
+
+async def _watch(service: Service, interval_s: float) -> None:
+    """Keep the workers' gauges up to date."""
+    while True:
+        for worker in service.router.workers:
+            _export(worker, service)
+        await asyncio.sleep(interval_s)
+
+
+def _export(worker: Worker, service: Service) -> None:
+    metrics, model = service.metrics, service.model.name
+    metrics.worker_health(worker.url, worker.state() is WorkerState.READY)
+    metrics.worker_requests_active(worker.url, worker.num_in_flight)
+    for rank in worker.lane.ranks.values():
+        load = WorkerLoad(rank.num_running, rank.num_waiting, rank.active_blocks, rank.total_blocks)
+        metrics.worker_load(f"{worker.url}@{rank.index}", model, load)
+    metrics.worker_pool("zmq", model, len(service.router.ready()))

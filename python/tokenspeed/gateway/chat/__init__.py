@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Requests of the OpenAI surface: checked, fanned out to engines, answered."""

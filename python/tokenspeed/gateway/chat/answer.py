@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""Runs a job: one attempt on one worker, whole or as a stream, and the count of what it used.
+
+Lives on the loop's thread, a call a request. Rows of the engine go through one `Choice` machine each; a choice whose
+text ended at a stop string is aborted on the engine at once. Retries wrap around this (`route.retry`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from tokenspeed.gateway.chat.choice import Choice, Piece, Tokens
+from tokenspeed.gateway.chat.format import DONE, Usage
+from tokenspeed.gateway.chat.job import Job
+from tokenspeed.gateway.http.errors import from_engine
+from tokenspeed.gateway.route.generation import Generation
+from tokenspeed.gateway.text.vocabulary import Vocabulary
+from tokenspeed.rpc.lane.wire import BatchTokenIDOutSlim
+
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class Answer:
+    """What one attempt has given so far."""
+
+    def __init__(self, job: Job, vocabulary: Vocabulary) -> None:
+        self.first_token_s: float | None = None
+        """`time.monotonic()` of the first token."""
+        self._job = job
+        self._choices = [Choice(vocabulary, job.rules) for _ in range(job.num_generations)]
+        self._cached = [0] * len(job.prompts)
+        self._num_open = job.num_generations
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far. The prompt of n choices counts once; every candidate's tokens count."""
+        return Usage(
+            prompt_tokens=sum(map(len, self._job.prompts)),
+            completion_tokens=sum(choice.num_tokens for choice in self._choices),
+            cached_tokens=sum(self._cached),
+        )
+
+    async def whole(self, generation: Generation) -> bytes:
+        """The body of the answer. Raises `ApiError`."""
+        pieces: list[list[Piece]] = [[] for _ in self._choices]
+        with generation:
+            while self._num_open:
+                for index, batch, row in await generation.rows():
+                    piece = self._take(generation, index, batch, row)
+                    if piece is not None:
+                        pieces[index].append(piece)
+        return self._job.format.whole([_joined(pieces[i]) for i in self._best()], self.usage)
+
+    async def stream(self, generation: Generation, write: Write) -> None:
+        """Write the events of the answer. Raises `ApiError`; some events may have been written by then."""
+        job, form = self._job, self._job.format
+        opened = [False] * len(self._choices)
+        with generation:
+            while self._num_open:
+                out = []
+                for index, batch, row in await generation.rows():
+                    piece = self._take(generation, index, batch, row)
+                    if piece is None:
+                        continue
+                    usage = self.usage.as_json() if job.continuous_usage else None
+                    if not opened[index]:
+                        opened[index] = True
+                        out.append(form.opening(index, usage))
+                    out.append(form.events(index, piece, usage))
+                data = b"".join(out)
+                if data:
+                    await write(data)
+        end = form.usage_event(self.usage) + DONE if job.include_usage else DONE
+        await write(end)
+
+    def _take(self, generation: Generation, index: int, batch: BatchTokenIDOutSlim, row: int) -> Piece | None:
+        choice = self._choices[index]
+        if choice.finish:
+            return None
+        finish = batch.finished_reasons[row]
+        if finish == "abort":
+            _raise_if_refused(batch, row)
+        tokens = _tokens_of(batch, row, finish)
+        if self.first_token_s is None and tokens.ids:
+            self.first_token_s = time.monotonic()
+        if index % self._job.candidates == 0:
+            # Later choices of a prompt find it in the cache because the first one put it there.
+            self._cached[index // self._job.candidates] = batch.cached_tokens[row]
+        piece = choice.feed(tokens)
+        if piece.finish:
+            self._num_open -= 1
+            generation.stop(index)
+        return piece
+
+    def _best(self) -> list[int]:
+        """The candidates that are answered: the n of each prompt whose tokens were most probable on average."""
+        job = self._job
+        kept: list[int] = []
+        for start in range(0, job.num_generations, job.candidates):
+            group = list(range(start, start + job.candidates))
+            if job.candidates > job.params.n:
+                group = sorted(group, key=lambda i: -self._choices[i].mean_logprob)[: job.params.n]
+            kept.extend(group)
+        return kept
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    """The pieces of a finished choice as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    last = pieces[-1]
+    logprobs = [entry for piece in pieces for entry in piece.logprobs]
+    return Piece("".join([piece.text for piece in pieces]), logprobs, last.finish, last.matched)
+
+
+def _tokens_of(batch: BatchTokenIDOutSlim, row: int, finish: str) -> Tokens:
+    ids = batch.output_ids[row]
+    matched = None
+    if finish == "stop":
+        matched = batch.matched_stops[row] if batch.matched_stops else None
+        if matched is None and ids:
+            matched = ids[-1]
+    return Tokens(
+        ids=ids,
+        logprobs=batch.output_token_logprobs_val[row],
+        top_ids=batch.output_top_logprobs_idx[row] if batch.output_top_logprobs_idx else (),
+        top_logprobs=batch.output_top_logprobs_val[row] if batch.output_top_logprobs_val else (),
+        finish=finish,
+        matched=matched,
+    )
+
+
+def _raise_if_refused(batch: BatchTokenIDOutSlim, row: int) -> None:
+    """An abort with a status is the engine's error; one without is an end like others (somebody aborted it)."""
+    status = batch.finished_status_codes[row] if batch.finished_status_codes else None
+    message = batch.finished_messages[row] if batch.finished_messages else None
+    if status or message:
+        raise from_engine(status, message)

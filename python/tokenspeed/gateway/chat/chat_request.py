@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: MIT
+"""`POST /v1/chat/completions`: from the body to a `Job`, or to an `ApiError` that names the field."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Literal
+
+import msgspec
+
+from tokenspeed.gateway.chat.choice import TextRules
+from tokenspeed.gateway.chat.fields import SamplingFields, check_params, parse_body, sampling_params
+from tokenspeed.gateway.chat.format import ChatFormat, Head
+from tokenspeed.gateway.chat.job import Job, check_room
+from tokenspeed.gateway.chat.model import ServedModel
+from tokenspeed.gateway.http.errors import ApiError, invalid
+from tokenspeed.gateway.text.template import TemplateError
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """The fields of a message that are checked; the template sees the others too."""
+
+    role: Role
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+    """The fields of a chat request that are honoured."""
+
+    messages: list[ChatMessage]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+
+
+async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
+    """Check everything that can be checked without an engine. Raises `ApiError`."""
+    request, raw = parse_body(body, ChatRequest)
+    model.check_name(request.model)
+    if not request.messages:
+        raise invalid("messages", "empty_array", "messages must have at least one message")
+    logprobs = _logprobs(request)
+    params = sampling_params(request, model.tokenizer.facts.sampling_defaults, logprobs)
+    check_params(params, request, model.tokenizer.size, model.max_model_len)
+    text = _render(request, raw["messages"], model)
+    # Templates write the special tokens themselves.
+    prompt = await model.encode(text, "messages", add_special_tokens=False)
+    check_room(request, [prompt], "messages", model.tokenizer.size, model.max_model_len)
+    options = request.stream_options
+    head = Head(f"chatcmpl-{request_id}", int(time.time()), model.name)
+    include_usage = bool(options and (options.include_usage or options.continuous_usage_stats))
+    return Job(
+        request_id=head.id,
+        endpoint="chat",
+        prompts=[prompt],
+        params=params,
+        max_tokens=params.max_new_tokens,
+        candidates=params.n,
+        rules=TextRules(
+            stop=params.stop,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            continues=bool(request.continue_final_message),
+            min_tokens=params.min_new_tokens,
+            logprobs=logprobs is not None,
+        ),
+        format=ChatFormat(head, model.tokenizer, include_usage, logprobs is not None),
+        stream=bool(request.stream),
+        include_usage=include_usage,
+        continuous_usage=bool(options and options.continuous_usage_stats),
+    )
+
+
+def _logprobs(request: ChatRequest) -> int | None:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise invalid("top_logprobs", "invalid_value", "top_logprobs needs logprobs to be true")
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def _render(request: ChatRequest, messages: list[dict[str, Any]], model: ServedModel) -> str:
+    if model.template is None:
+        raise ApiError(400, "no_chat_template", "this model has no chat template; use /v1/completions", "messages")
+    shown = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    continues = bool(request.continue_final_message)
+    add_prompt = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    if continues and request.add_generation_prompt:
+        raise invalid("continue_final_message", "invalid_value", "it excludes add_generation_prompt")
+    variables = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", request.reasoning_effort)
+    try:
+        text = model.template.render(
+            shown, add_generation_prompt=add_prompt, documents=request.documents, variables=variables
+        )
+    except TemplateError as error:
+        raise invalid("messages", "invalid_messages", str(error)) from None
+    return _without_end_of_turn(text, shown[-1]) if continues else text
+
+
+def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """The message as templates expect it: text parts only, arguments of earlier tool calls as objects."""
+    content = message.get("content")
+    if isinstance(content, list):
+        if not content:
+            raise invalid(f"{where}.content", "empty_array", f"{where}.content must have at least one part")
+        message = {**message, "content": [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]}
+    elif content is None:
+        if message["role"] != "assistant":
+            raise invalid(f"{where}.content", "missing_required_parameter", f"{where}.content is required")
+        message = {**message, "content": ""}
+    calls = message.get("tool_calls")
+    if calls:
+        message = {**message, "tool_calls": [_tool_call(call) for call in calls]}
+    return message
+
+
+def _part(part: dict[str, Any], where: str) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind != "text":
+        raise invalid(
+            f"{where}.type", "unsupported_content", f"{where}: content of type {kind!r} is not supported (text)"
+        )
+    if not isinstance(part.get("text"), str):
+        raise invalid(f"{where}.text", "invalid_type", f"{where}.text must be a string")
+    return part
+
+
+def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except json.JSONDecodeError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _without_end_of_turn(text: str, last: dict[str, Any]) -> str:
+    """The prompt up to the end of the last message's own text, so that the model goes on with it."""
+    content = last["content"]
+    own = (content if isinstance(content, str) else "\n".join(part["text"] for part in content)).strip()
+    end = text.rfind(own)
+    if not own or end < 0:
+        raise invalid("continue_final_message", "invalid_value", "the last message has no text in the rendered prompt")
+    return text[: end + len(own)]

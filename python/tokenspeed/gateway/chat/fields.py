@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: MIT
+"""Request fields that chat and text completions share: their types, what is refused by name, and their meaning.
+
+Every sampling field that OpenAI, vLLM or SGLang know is either honoured (a field of `SamplingFields`) or refused with
+a 400 that names it (`REFUSED`); a value that asks for nothing (null, an empty list, the default) is let through.
+Fields that nobody knows are ignored, as OpenAI's clients expect.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from tokenspeed.config.sampling import RequestError, SamplingParams
+from tokenspeed.gateway.http.errors import ApiError, from_request_error, invalid
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a stream tells beside the text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that decide which tokens come, as clients spell them. None: not given."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+_GRAMMAR = "constrained output is not available on this server"
+_TOOLS = "tool calls are not available on this server"
+_LORA = "adapters are not available on this server"
+
+# name -> (values that ask for nothing, why others are refused)
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "tools": (([],), _TOOLS),
+    "tool_choice": (("none", "auto"), _TOOLS),
+    "functions": (([],), _TOOLS),
+    "function_call": (("none", "auto"), _TOOLS),
+    "response_format": (({"type": "text"},), _GRAMMAR),
+    "text": ((), _GRAMMAR),
+    "regex": ((), _GRAMMAR),
+    "ebnf": ((), _GRAMMAR),
+    "json_schema": ((), _GRAMMAR),
+    "structural_tag": ((), _GRAMMAR),
+    "structured_outputs": ((), _GRAMMAR),
+    "guided_json": ((), _GRAMMAR),
+    "guided_regex": ((), _GRAMMAR),
+    "guided_choice": ((), _GRAMMAR),
+    "guided_grammar": ((), _GRAMMAR),
+    "guided_decoding_backend": ((), _GRAMMAR),
+    "guided_whitespace_pattern": ((), _GRAMMAR),
+    "modalities": ((["text"],), "only text is generated"),
+    "audio": ((), "only text is generated"),
+    "prediction": ((), "predicted output is not used"),
+    "web_search_options": ((), "this server searches nothing"),
+    "verbosity": (("medium",), "the model takes no verbosity"),
+    "service_tier": (("auto", "default"), "this server has one tier"),
+    "store": ((False,), "this server stores no completions"),
+    "use_beam_search": ((False,), "beam search is not available"),
+    "length_penalty": ((1, 1.0), "beam search is not available"),
+    "early_stopping": ((False,), "beam search is not available"),
+    "top_a": ((0, 0.0), "this sampler is not available"),
+    "typical_p": ((1, 1.0), "this sampler is not available"),
+    "tfs": ((1, 1.0), "this sampler is not available"),
+    "mirostat": ((0,), "this sampler is not available"),
+    "dry_multiplier": ((0, 0.0), "this sampler is not available"),
+    "xtc_probability": ((0, 0.0), "this sampler is not available"),
+    "no_repeat_ngram_size": ((0,), "this sampler is not available"),
+    "allowed_token_ids": ((), "this restriction is not available"),
+    "bad_words": (([],), "this restriction is not available"),
+    "bad_words_ids": (([],), "this restriction is not available"),
+    "stop_regex": (([],), "stop strings are matched literally"),
+    "logits_processors": (([],), "custom logit processors are not available"),
+    "custom_logit_processor": ((), "custom logit processors are not available"),
+    "custom_params": (({},), "custom logit processors are not available"),
+    "vllm_xargs": (({},), "custom logit processors are not available"),
+    "logprob_token_ids": (([],), "logprobs of chosen tokens are not available"),
+    "token_ids_logprob": (([],), "logprobs of chosen tokens are not available"),
+    "prompt_logprobs": ((0, False), "prompt logprobs are not available"),
+    "logprob_start_len": ((-1,), "prompt logprobs are not available"),
+    "return_hidden_states": ((False,), "hidden states are not available"),
+    "input_embeds": ((), "prompts are text or token ids"),
+    "prompt_embeds": ((), "prompts are text or token ids"),
+    "truncate_prompt_tokens": ((), "prompts are never cut"),
+    "detokenize": ((True,), "text is always returned"),
+    "return_token_ids": ((False,), "token ids are not returned"),
+    "return_tokens_as_token_ids": ((False,), "token ids are not returned"),
+    "return_prompt_text": ((False,), "the prompt's text is not returned"),
+    "spaces_between_special_tokens": ((True,), "text is returned as the model wrote it"),
+    "thinking_budget": ((), "thinking is not limited"),
+    "thinking_token_budget": ((), "thinking is not limited"),
+    "mm_processor_kwargs": (({},), "only text is understood"),
+    "media_io_kwargs": (({},), "only text is understood"),
+    "lora_path": ((), _LORA),
+    "lora_adapter": ((), _LORA),
+    "priority": ((0,), "requests have one priority"),
+    "cache_salt": (("",), "the prefix cache is not partitioned"),
+    "session_params": (({},), "sessions are not available"),
+    "kv_transfer_params": (({},), "this server is not disaggregated"),
+    "bootstrap_host": ((), "this server is not disaggregated"),
+    "bootstrap_port": ((), "this server is not disaggregated"),
+    "bootstrap_room": ((), "this server is not disaggregated"),
+    "data_parallel_rank": ((), "the gateway chooses the rank"),
+    "repetition_detection": ((), "this option is not available"),
+    "return_cached_tokens_details": ((False,), "only the number of cached tokens is returned"),
+    "return_routed_experts": ((False,), "this option is not available"),
+}
+
+_BOUNDS_FOR = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+}
+
+
+def parse_body(body: bytes, kind: type[T]) -> tuple[T, dict[str, Any]]:
+    """The request in `body` (and the object itself, for fields outside `kind`). Raises `ApiError` 400."""
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "invalid_json", "the body must be a JSON object")
+    refuse_by_name(fields, kind)
+    try:
+        return msgspec.convert(fields, kind), fields
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error)) from None
+
+
+def refuse_by_name(fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
+    """Raise `ApiError` 400 for the first known field that asks for something we do not do."""
+    own = kind.__struct_fields__
+    for name, value in fields.items():
+        refused = REFUSED.get(name)
+        if refused is None or value is None or name in own:
+            continue
+        neutral, reason = refused
+        if value not in neutral:
+            raise invalid(name, "unsupported_parameter", f"{name} is not supported: {reason}")
+
+
+def _invalid_field(text: str) -> ApiError:
+    """The sentence of msgspec, `... - at `$.path``, as an error with a parameter."""
+    sentence, _, path = text.partition(" - at `$")
+    param = path.rstrip("`").lstrip(".")
+    missing = re.match(r"Object missing required field `([^`]+)`", sentence)
+    if missing:
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return invalid(param, "missing_required_parameter", f"{param} is required")
+    return invalid(param, "invalid_type", f"{param or 'the body'}: {sentence[0].lower()}{sentence[1:]}")
+
+
+def sampling_params(fields: SamplingFields, defaults: Mapping[str, float], logprobs: int | None) -> SamplingParams:
+    """What the request asks of the sampler; `defaults` are the model's own. Raises `ApiError` 400 for what cannot be
+    said in these terms; the ranges are checked by `SamplingParams.validate`."""
+    values: dict[str, Any] = dict(defaults)
+    for name in (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "seed",
+        "n",
+        "ignore_eos",
+        "skip_special_tokens",
+    ):
+        value = getattr(fields, name)
+        if value is not None:
+            values[name] = value
+    asked = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
+    return SamplingParams(
+        **values,
+        max_new_tokens=asked,
+        min_new_tokens=fields.min_tokens or 0,
+        stop=_as_tuple(fields.stop),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        logit_bias=_logit_bias(fields.logit_bias),
+        logprobs=logprobs,
+        include_stop_str_in_output=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
+    )
+
+
+def check_params(params: SamplingParams, fields: SamplingFields, vocab_size: int, max_model_len: int) -> None:
+    """`params.validate`, with the names that the caller used. Raises `ApiError` 400."""
+    try:
+        params.validate(vocab_size, max_model_len)
+    except RequestError as error:
+        raise from_request_error(error, caller_names(fields)) from None
+
+
+def caller_names(fields: SamplingFields) -> dict[str, str]:
+    """Our names for things -> the caller's."""
+    names = dict(_BOUNDS_FOR)
+    if fields.max_completion_tokens is not None:
+        names["max_new_tokens"] = "max_completion_tokens"
+    return names
+
+
+def _as_tuple(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
+    if not bias:
+        return None
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError:
+        raise invalid("logit_bias", "invalid_value", "logit_bias maps token ids to numbers") from None

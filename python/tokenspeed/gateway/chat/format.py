@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: MIT
+"""The bytes of answers: OpenAI's chat and text completions, whole or as server-sent events.
+
+A stream sends the same object for every token, so all of it but the text is encoded once a choice. A format knows
+tokens only through `Piece`s; it owns no socket and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from tokenspeed.gateway.chat.choice import Piece, TokenLogprob
+from tokenspeed.gateway.text.tokenizer import Tokenizer
+
+encode_json = msgspec.json.Encoder().encode
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a request; cached ones are part of the prompt."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    def as_json(self) -> bytes:
+        """OpenAI's usage object."""
+        return encode_json(
+            {
+                "prompt_tokens": self.prompt_tokens,
+                "completion_tokens": self.completion_tokens,
+                "total_tokens": self.prompt_tokens + self.completion_tokens,
+                "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Head:
+    """What every object of one answer carries."""
+
+    id: str
+    created_s: int
+    model: str
+
+
+class Format(Protocol):
+    """One API's way to write an answer."""
+
+    def opening(self, choice: int, usage: bytes | None) -> bytes:
+        """Events before the first text of a choice."""
+
+    def events(self, choice: int, piece: Piece, usage: bytes | None) -> bytes:
+        """Events for a piece; `usage` is the running count when the client asked for it in every event."""
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The event after all choices have ended."""
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
+        """The answer in one body, a piece a choice."""
+
+
+class _Base:
+    """What both formats share: the pieces of an event around the part that changes."""
+
+    chunk_object = ""
+    whole_object = ""
+
+    def __init__(self, head: Head, tokenizer: Tokenizer, usage_in_stream: bool) -> None:
+        self._tokenizer = tokenizer
+        self._created, self._id, self._model = head.created_s, head.id, head.model
+        fields = {"id": head.id, "object": self.chunk_object, "created": head.created_s, "model": head.model}
+        self._start = b"data: " + encode_json(fields)[:-1] + b',"choices":['
+        # A client that asked for usage expects the key in every event.
+        self._no_usage = b"]" + (b',"usage":null' if usage_in_stream else b"") + b"}\n\n"
+
+    def _close(self, usage: bytes | None) -> bytes:
+        return self._no_usage if usage is None else b'],"usage":' + usage + b"}\n\n"
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The event with no choices and the final count."""
+        return self._start + b'],"usage":' + usage.as_json() + b"}\n\n"
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
+        """The answer in one body."""
+        body = {
+            "id": self._id,
+            "object": self.whole_object,
+            "created": self._created,
+            "model": self._model,
+            "choices": [self._choice(i, piece) for i, piece in enumerate(pieces)],
+            "usage": msgspec.Raw(usage.as_json()),
+        }
+        return encode_json(body)
+
+    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class ChatFormat(_Base):
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    chunk_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def __init__(self, head: Head, tokenizer: Tokenizer, usage_in_stream: bool, logprobs: bool) -> None:
+        super().__init__(head, tokenizer, usage_in_stream)
+        self._logprobs = logprobs
+
+    def opening(self, choice: int, usage: bytes | None) -> bytes:
+        """The delta that names the role."""
+        delta = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % choice
+        return self._start + delta + self._close(usage)
+
+    def events(self, choice: int, piece: Piece, usage: bytes | None) -> bytes:
+        """A content delta when there is any, and the finish event at the end."""
+        out = b""
+        if piece.text or piece.logprobs:
+            logprobs = encode_json(self._entries(piece.logprobs)) if piece.logprobs else b"null"
+            out = b"".join(
+                (
+                    self._start,
+                    b'{"index":%d,"delta":{"content":' % choice,
+                    encode_json(piece.text),
+                    b'},"logprobs":',
+                    logprobs,
+                    b',"finish_reason":null}',
+                    self._close(usage),
+                )
+            )
+        if piece.finish:
+            finish = {
+                "index": choice,
+                "delta": {},
+                "logprobs": None,
+                "finish_reason": piece.finish,
+                "matched_stop": piece.matched,
+            }
+            out += self._start + encode_json(finish) + self._close(usage)
+        return out
+
+    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": piece.text},
+            "logprobs": self._entries(piece.logprobs) if self._logprobs else None,
+            "finish_reason": piece.finish,
+            "matched_stop": piece.matched,
+        }
+
+    def _entries(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        content = [
+            {
+                **self._entry(entry.token_id, entry.logprob),
+                "top_logprobs": [self._entry(token_id, logprob) for token_id, logprob in entry.top],
+            }
+            for entry in logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token_id)
+        return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+
+
+class CompletionFormat(_Base):
+    """`text_completion`, for both a stream and a whole answer. `echoes` is the text before each choice's own."""
+
+    chunk_object = "text_completion"
+    whole_object = "text_completion"
+
+    def __init__(
+        self, head: Head, tokenizer: Tokenizer, usage_in_stream: bool, logprobs: bool, echoes: Sequence[str]
+    ) -> None:
+        super().__init__(head, tokenizer, usage_in_stream)
+        self._logprobs = logprobs
+        self._echoes = echoes
+
+    def opening(self, choice: int, usage: bytes | None) -> bytes:
+        """The echo of the prompt, if it was asked for."""
+        echo = self._echoes[choice]
+        return self._event(choice, echo, b"null", usage) if echo else b""
+
+    def events(self, choice: int, piece: Piece, usage: bytes | None) -> bytes:
+        """A text event when there is any, and the finish event at the end."""
+        out = b""
+        if piece.text or piece.logprobs:
+            logprobs = encode_json(self._columns(choice, piece.logprobs)) if piece.logprobs else b"null"
+            out = self._event(choice, piece.text, logprobs, usage)
+        if piece.finish:
+            finish = {
+                "index": choice,
+                "text": "",
+                "logprobs": None,
+                "finish_reason": piece.finish,
+                "matched_stop": piece.matched,
+            }
+            out += self._start + encode_json(finish) + self._close(usage)
+        return out
+
+    def _event(self, choice: int, text: str, logprobs: bytes, usage: bytes | None) -> bytes:
+        parts = (
+            self._start,
+            b'{"index":%d,"text":' % choice,
+            encode_json(text),
+            b',"logprobs":',
+            logprobs,
+            b',"finish_reason":null}',
+            self._close(usage),
+        )
+        return b"".join(parts)
+
+    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": self._echoes[index] + piece.text,
+            "logprobs": self._columns(index, piece.logprobs) if self._logprobs else None,
+            "finish_reason": piece.finish,
+            "matched_stop": piece.matched,
+        }
+
+    def _columns(self, choice: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        text_of = self._tokenizer.token_text
+        tops = [
+            # The sampled token is there too, as OpenAI's API has it, also when it is not among the best.
+            {text_of(entry.token_id): entry.logprob} | {text_of(token): logprob for token, logprob in entry.top}
+            for entry in logprobs
+        ]
+        return {
+            "tokens": [text_of(entry.token_id) for entry in logprobs],
+            "token_logprobs": [entry.logprob for entry in logprobs],
+            "top_logprobs": tops if any(entry.top for entry in logprobs) else None,
+            "text_offset": [len(self._echoes[choice]) + entry.offset for entry in logprobs],
+        }

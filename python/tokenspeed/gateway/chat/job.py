@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""A checked request, ready to run: prompts, sampling, text rules, format. Both APIs make one; `answer` runs it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenspeed.config.sampling import (
+    SEED_MAX,
+    RequestError,
+    SamplingParams,
+    check_prompt,
+    derive_seed,
+    room_for_output,
+)
+from tokenspeed.gateway.chat.choice import TextRules
+from tokenspeed.gateway.chat.fields import SamplingFields, caller_names
+from tokenspeed.gateway.chat.format import Format
+from tokenspeed.gateway.http.errors import from_request_error
+from tokenspeed.rpc.lane.wire import GREEDY_TEMPERATURE, TOP_K_OFF, PlainGenerateReqInput, SamplingParamsWire
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that running a request needs. Choice `i` of the answer is choice `i % n` of prompt `i // n`."""
+
+    request_id: str
+    endpoint: str
+    """For metrics: "chat" or "completions"."""
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    max_tokens: int | None
+    """What was asked for; None: as many as there is room for."""
+    candidates: int
+    """Generated for each prompt; `params.n` of them are answered."""
+    rules: TextRules
+    format: Format
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+
+    @property
+    def num_generations(self) -> int:
+        """Requests that go to the engine."""
+        return len(self.prompts) * self.candidates
+
+    def requests(self, attempt: int, max_model_len: int) -> list[PlainGenerateReqInput]:
+        """What goes to the engine, prompt by prompt; an open length ends where the engine's context does."""
+        suffix = f"-r{attempt}" if attempt > 1 else ""
+        out = []
+        for p, prompt in enumerate(self.prompts):
+            seed = self._seeds[p]
+            for choice in range(self.candidates):
+                number = p * self.candidates + choice
+                rid = f"{self.request_id}{suffix}" + (f"-{number}" if self.num_generations > 1 else "")
+                room = max(1, max_model_len - len(prompt)) if self.max_tokens is None else self.max_tokens
+                sampling = to_wire(self.params, derive_seed(seed, choice), room)
+                out.append(self._request(rid, prompt, sampling))
+        return out
+
+    @property
+    def _seeds(self) -> list[int]:
+        if self.params.seed is not None:
+            return [self.params.seed] * len(self.prompts)
+        # Drawn from the request's id: a retry repeats the attempt before it.
+        draw = random.Random(self.request_id)
+        return [draw.randint(0, SEED_MAX) for _ in self.prompts]
+
+    def _request(self, rid: str, prompt: Sequence[int], sampling: SamplingParamsWire) -> PlainGenerateReqInput:
+        wants = self.rules.logprobs
+        return PlainGenerateReqInput(
+            rid=rid,
+            http_worker_ipc=None,
+            input_text=None,
+            input_ids=list(prompt),
+            sampling_params=sampling,
+            return_logprob=wants,
+            logprob_start_len=-1,
+            top_logprobs_num=(self.params.logprobs or 0) if wants else 0,
+            token_ids_logprob=None,
+            stream=self.stream,
+        )
+
+
+def check_room(
+    fields: SamplingFields, prompts: Sequence[Sequence[int]], param: str, vocab_size: int, max_model_len: int
+) -> None:
+    """Raise `ApiError` 400 (prompt, limit and what was asked, in words) for a prompt that is empty or too long."""
+    asked = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
+    try:
+        for prompt in prompts:
+            check_prompt(prompt, vocab_size)
+            room_for_output(len(prompt), asked, max_model_len)
+    except RequestError as error:
+        raise from_request_error(error, {**caller_names(fields), "prompt": param}) from None
+
+
+def to_wire(params: SamplingParams, seed: int, max_new_tokens: int) -> SamplingParamsWire:
+    """The positional form of `params` in the lane's normal form. Stop strings stay with the gateway."""
+    greedy = params.temperature < GREEDY_TEMPERATURE
+    return SamplingParamsWire(
+        max_new_tokens=max_new_tokens,
+        stop=None,
+        stop_token_ids=list(params.stop_token_ids) or None,
+        temperature=1.0 if greedy else float(params.temperature),
+        top_p=float(params.top_p),
+        top_k=1 if greedy else (params.top_k if params.top_k > 0 else TOP_K_OFF),
+        min_p=float(params.min_p),
+        frequency_penalty=float(params.frequency_penalty),
+        presence_penalty=float(params.presence_penalty),
+        repetition_penalty=float(params.repetition_penalty),
+        min_new_tokens=params.min_new_tokens,
+        json_schema=None,
+        regex=None,
+        ebnf=None,
+        structural_tag=None,
+        ignore_eos=params.ignore_eos,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+        no_stop_trim=params.include_stop_str_in_output,
+        thinking_budget=None,
+        custom_params=None,
+        stream_interval=None,
+        logit_bias={token: bias for token, bias in (params.logit_bias or {}).items()} or None,
+        seed=seed,
+        logprobs=None,
+        n=1,
+        stop_strs=[],
+        stop_str_max_len=0,
+        is_normalized=True,
+    )

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+"""The served model as requests see it: names, tokenizer, chat template, limits.
+
+Made once at start; the limits come from the engine's registration and are read per request. Encoding a long text
+happens in a thread (the library releases the interpreter), so that streams of others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from tokenspeed.gateway.http.errors import ApiError, invalid
+from tokenspeed.gateway.route.router import Router
+from tokenspeed.gateway.text.template import ChatTemplate
+from tokenspeed.gateway.text.tokenizer import Tokenizer
+
+_LONG_TEXT = 16_384
+"""Characters from which on a text is encoded off the loop (about 10 ms)."""
+
+
+class ServedModel:
+    """`names` are all names that requests may use; the first is the one in answers when the engine tells none."""
+
+    def __init__(
+        self, names: Sequence[str], tokenizer: Tokenizer, template: ChatTemplate | None, router: Router
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self._names = names
+        self._router = router
+
+    @property
+    def name(self) -> str:
+        """The name that answers carry."""
+        for worker in self._router.workers:
+            if worker.model:
+                return worker.model
+        return self._names[0]
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together. Raises `ApiError` 503 without an engine."""
+        return self._router.facts().max_model_len
+
+    def check_name(self, asked: str | None) -> None:
+        """Raise `ApiError` 404 for a model that is not served here. Not naming one means this one."""
+        if asked is None or asked in self._names or asked == self.name:
+            return
+        raise ApiError(404, "model_not_found", f"model {asked!r} is not served here; {self.name!r} is", "model")
+
+    async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`. Raises `ApiError` 400 for text that is no Unicode (lone surrogates)."""
+        try:
+            if len(text) < _LONG_TEXT:
+                return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        except (UnicodeEncodeError, TypeError):
+            raise invalid(param, "invalid_value", f"{param} contains characters that are no Unicode text") from None

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""HTTP: routes, errors, server-sent events, admission, metrics."""

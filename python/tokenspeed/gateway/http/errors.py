@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Every error that a client can see: status, type, code, parameter, sentence.
+
+The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`. Codes are for programs and never change;
+messages are for people. Raised anywhere in the gateway, turned into bytes by the HTTP layer (or, once a stream has
+begun, into an event of that stream).
+"""
+
+from __future__ import annotations
+
+import http
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from tokenspeed.config.sampling import RequestError
+
+_encode = msgspec.json.Encoder().encode
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    501: "not_implemented_error",
+    503: "service_unavailable_error",
+}
+RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses after which the same request may succeed: by a retry of ours, or of the client's."""
+
+_MESSAGE_WITH_CODE = re.compile(r"([a-z][a-z0-9_]{2,63}): (.+)", re.DOTALL)
+
+
+class ApiError(Exception):
+    """An answer other than success. `retry_after_s` becomes the header of that name."""
+
+    def __init__(
+        self, status: int, code: str, message: str, param: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def type(self) -> str:
+        """OpenAI's coarse kind of error, from the status."""
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    @property
+    def body(self) -> bytes:
+        """The JSON body."""
+        return _encode({"error": self.fields})
+
+    @property
+    def fields(self) -> dict[str, str | None]:
+        """What stands under `error`."""
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that belong to this error."""
+        headers = {"x-smg-error-code": self.code}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(self.retry_after_s)
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
+
+def invalid(param: str, code: str, message: str) -> ApiError:
+    """The caller's fault: 400."""
+    return ApiError(400, code, message, param)
+
+
+def from_request_error(error: RequestError, names: Mapping[str, str]) -> ApiError:
+    """A check of the sampling parameters failed; `names` are the names that the caller uses for them."""
+    name = names.get(error.field, error.field)
+    message = re.sub(rf"\b{re.escape(error.field)}\b", name, error.message) if name != error.field else error.message
+    return ApiError(400, error.code, message, name)
+
+
+def from_engine(status: int | None, message: str | None) -> ApiError:
+    """An engine ended the request with a status; its message may begin with `code: `."""
+    status = status or 500
+    text = message or http.HTTPStatus(status).phrase if status in http.HTTPStatus._value2member_map_ else "aborted"
+    with_code = _MESSAGE_WITH_CODE.fullmatch(text)
+    code, text = (with_code[1], with_code[2]) if with_code else ("engine_refused", text)
+    retry_after_s = 1 if status in (429, 503) else None
+    return ApiError(status, code, text, None, retry_after_s)
+
+
+def no_available_workers(detail: str) -> ApiError:
+    """Nobody can serve this now: 503, worth another try."""
+    return ApiError(503, "no_available_workers", detail, None, 1)
+
+
+def worker_lost(detail: str) -> ApiError:
+    """The engine went away with the request in flight: 503, worth another try."""
+    return ApiError(503, "worker_lost", detail, None, 1)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: MIT
+"""The HTTP surface: routes, request ids, errors as JSON, health. Handlers are thin; the work is in `Service`.
+
+Every answer carries `x-request-id`. `/liveness` says that this process runs, `/readiness` whether it takes requests
+(503 from the first moment of a shutdown), `/health` whether the engine behind it is there and makes progress.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+from aiohttp import web
+
+from tokenspeed.gateway.chat.chat_request import chat_job
+from tokenspeed.gateway.chat.completion_request import completion_job
+from tokenspeed.gateway.chat.fields import parse_body
+from tokenspeed.gateway.chat.format import encode_json
+from tokenspeed.gateway.http.auth import KeyCheck
+from tokenspeed.gateway.http.errors import ApiError, invalid
+from tokenspeed.gateway.http.service import MakeJob, Service
+from tokenspeed.gateway.route.worker import WorkerState
+from tokenspeed.observability.gateway_metrics import CONTENT_TYPE
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_ID_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
+_MAX_ID_LENGTH = 256
+_JSON = "application/json"
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/tokenize`."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/detokenize`."""
+
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool = False
+
+
+class Server:
+    """Routes of one gateway. `app` is ready to be run; it owns nothing that has to be closed."""
+
+    def __init__(self, service: Service, keys: KeyCheck, max_body_bytes: int, id_headers: Sequence[str]) -> None:
+        self._service = service
+        self._keys = keys
+        self._id_headers = (*id_headers, *_ID_HEADERS)
+        self._started_s = int(time.time())
+        self.app = web.Application(client_max_size=max_body_bytes, middlewares=[self._middleware])
+        self.app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._generation(chat_job)),
+                web.post("/v1/completions", self._generation(completion_job)),
+                web.get("/v1/models", self._models),
+                web.get("/v1/models/{id:.+}", self._model),
+                web.post("/v1/tokenize", self._tokenize),
+                web.post("/v1/detokenize", self._detokenize),
+                web.get("/health", self._health),
+                web.get("/liveness", self._liveness),
+                web.get("/readiness", self._readiness),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+
+    # ---- every request -----------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        begun_s = time.monotonic()
+        request_id = self._request_id(request)
+        request["id"] = request_id
+        metrics = self._service.metrics
+        metrics.http_started()
+        status, code = 499, "client_closed_request"  # unless an answer comes about
+        try:
+            response = await self._guarded(request, handler)
+            status, code = response.status, response.headers.get("x-smg-error-code", "")
+            if not response.prepared:
+                response.headers["x-request-id"] = request_id
+            return response
+        finally:
+            resource = request.match_info.route.resource
+            pattern = resource.canonical if resource is not None else "unknown"
+            metrics.http_finished(request.method, pattern, status, code, time.monotonic() - begun_s)
+
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The handler's answer, or the error it raised as an answer."""
+        try:
+            return await handler(request)
+        except ApiError as error:
+            return _error_response(error)
+        except web.HTTPRequestEntityTooLarge as error:
+            return _error_response(ApiError(413, "request_too_large", f"the body is too large: {error.text}"))
+        except web.HTTPNotFound:
+            return _error_response(ApiError(404, "unknown_url", f"no such endpoint: {request.method} {request.path}"))
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            response = _error_response(ApiError(405, "method_not_allowed", f"{request.path} takes {allowed}"))
+            response.headers["allow"] = allowed
+            return response
+        except (web.HTTPException, ConnectionError):
+            raise
+        except Exception:
+            # The border: one request's bug must not take the others with it, and it must not pass unseen.
+            logger.exception("request %s failed", request["id"])
+            return _error_response(ApiError(500, "internal_error", "this server failed; its log says why"))
+
+    def _request_id(self, request: web.Request) -> str:
+        for name in self._id_headers:
+            given = request.headers.get(name)
+            if given and len(given) <= _MAX_ID_LENGTH and given.isprintable():
+                return given
+        return uuid.uuid4().hex
+
+    def _generation(self, make_job: MakeJob) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            self._keys.check(request.headers.get("authorization"))
+            return await self._service.handle(request, request["id"], make_job)
+
+        return handler
+
+    # ---- models and tokens -------------------------------------------------------------------------------------
+
+    async def _models(self, request: web.Request) -> web.Response:
+        data = [self._model_object()] if self._service.router.ready() else []
+        return _json({"object": "list", "data": data})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        self._service.model.check_name(request.match_info["id"])
+        return _json(self._model_object())
+
+    def _model_object(self) -> dict[str, object]:
+        service = self._service
+        limit = service.model.max_model_len if service.router.ready() else None
+        return {
+            "id": service.model.name,
+            "object": "model",
+            "created": self._started_s,
+            "owned_by": "tokenspeed",
+            "max_model_len": limit,
+        }
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers.get("authorization"))
+        asked, _ = parse_body(await request.read(), TokenizeRequest)
+        model = self._service.model
+        model.check_name(asked.model)
+        ids = await model.encode(asked.prompt, "prompt", add_special_tokens=asked.add_special_tokens)
+        return _json({"tokens": ids, "count": len(ids)})
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers.get("authorization"))
+        asked, _ = parse_body(await request.read(), DetokenizeRequest)
+        model = self._service.model
+        model.check_name(asked.model)
+        if any(not 0 <= token < model.tokenizer.size for token in asked.tokens):
+            raise invalid("tokens", "invalid_value", f"tokens must be in [0, {model.tokenizer.size})")
+        return _json({"text": model.tokenizer.decode(asked.tokens, skip_special_tokens=asked.skip_special_tokens)})
+
+    # ---- health ------------------------------------------------------------------------------------------------
+
+    async def _liveness(self, request: web.Request) -> web.Response:
+        return _json({"status": "ok"})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        states = {worker.url: worker.state() for worker in self._service.router.workers}
+        healthy = WorkerState.READY in states.values()
+        body = {
+            "status": "ok" if healthy else "unhealthy",
+            "workers": [
+                {
+                    "url": worker.url,
+                    "state": states[worker.url].value,
+                    "reason": worker.reason,
+                    "in_flight": worker.num_in_flight,
+                    "silence_s": round(worker.silence_s(), 3),
+                }
+                for worker in self._service.router.workers
+            ],
+        }
+        return _json(body, 200 if healthy else 503)
+
+    async def _readiness(self, request: web.Request) -> web.Response:
+        service = self._service
+        num_ready = sum(worker.state() is WorkerState.READY for worker in service.router.workers)
+        ready = num_ready > 0 and not service.stopping
+        status = "ready" if ready else ("draining" if service.stopping else "not ready")
+        body = {"status": status, "workers": len(service.router.workers), "workers_ready": num_ready}
+        return _json(body, 200 if ready else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return metrics_response(self._service)
+
+
+def metrics_response(service: Service) -> web.Response:
+    """The text of /metrics."""
+    return web.Response(body=service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=encode_json(value), status=status, content_type=_JSON)
+
+
+def _error_response(error: ApiError) -> web.Response:
+    return web.Response(body=error.body, status=error.status, content_type=_JSON, headers=error.headers)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: MIT
+"""Runs generation requests between HTTP and the workers: admission, job, attempts, answer, metrics.
+
+One `Service` a process, on the loop's thread. A request passes here in order: place (429 when there is none), check
+of the body (400), worker (503), attempts under the retry policy, answer. Whatever ends it, a client that leaves
+included, its open choices are aborted on the engine and its place is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from tokenspeed.gateway.chat.answer import Answer
+from tokenspeed.gateway.chat.format import DONE, encode_json
+from tokenspeed.gateway.chat.job import Job
+from tokenspeed.gateway.chat.model import ServedModel
+from tokenspeed.gateway.http.admission import Admission
+from tokenspeed.gateway.http.errors import ApiError
+from tokenspeed.gateway.http.sse import EventStream, KeepAlive
+from tokenspeed.gateway.route.generation import Generation
+from tokenspeed.gateway.route.retry import RetryHooks, RetryPolicy, with_retries
+from tokenspeed.gateway.route.router import Router
+from tokenspeed.observability.gateway_metrics import GatewayMetrics, RequestTimes, RouteLabels
+
+logger = logging.getLogger(__name__)
+
+MakeJob = Callable[[bytes, ServedModel, str], Awaitable[Job]]
+
+
+class Service:
+    """Everything that a generation request needs."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        router: Router,
+        admission: Admission,
+        retry: RetryPolicy,
+        keep_alive: KeepAlive,
+        metrics: GatewayMetrics,
+        timeout_s: float,
+    ) -> None:
+        self.model = model
+        self.router = router
+        self.admission = admission
+        self.keep_alive = keep_alive
+        self.metrics = metrics
+        self.stopping = False
+        """A shutdown has begun: readiness says so."""
+        self.draining = False
+        """New requests are refused; those in flight go on."""
+        self.num_open = 0
+        """Requests that have not had their last byte."""
+        self.retry = retry
+        self.timeout_s = timeout_s
+        """Longest life of a request, from the check of its body to its last byte."""
+
+    async def handle(self, request: web.Request, request_id: str, make_job: MakeJob) -> web.StreamResponse:
+        """Answer a request. Raises `ApiError` while nothing has been sent."""
+        arrived_s = time.monotonic()
+        if self.draining:
+            raise ApiError(503, "draining", "this server is shutting down", None, 1)
+        self.num_open += 1
+        try:
+            return await self._admitted(request, request_id, make_job, arrived_s)
+        finally:
+            self.num_open -= 1
+
+    async def _admitted(
+        self, request: web.Request, request_id: str, make_job: MakeJob, arrived_s: float
+    ) -> web.StreamResponse:
+        async with self.admission:
+            job = await make_job(await request.read(), self.model, secrets.token_hex(12))
+            route = RouteLabels(self.model.name, job.endpoint, "zmq")
+            self.metrics.route_started(route, job.stream)
+            run = _Run(self, job, route, arrived_s)
+            try:
+                if job.stream:
+                    return await run.stream(EventStream(request, {"x-request-id": request_id}))
+                return await run.whole(request_id)
+            except ApiError as error:
+                self.metrics.route_failed(route, error.type, error.code)
+                raise
+            finally:
+                run.count()
+
+    async def attempt(self, run: _Run, number: int) -> Generation:
+        """A fresh generation on the worker that the policy chooses. Raises `ApiError` 503 without one."""
+        worker = self.router.pick()
+        return Generation(worker, run.job.requests(number, worker.lane.ready_response.max_model_len))
+
+    def retry_hooks(self, job: Job, answered: Callable[[], bool]) -> RetryHooks:
+        """What a retry loop of `job` asks and tells."""
+        return RetryHooks(
+            answered=answered,
+            on_retry=lambda: self.metrics.worker_retried(job.endpoint),
+            on_exhausted=lambda: self.metrics.worker_retries_exhausted(job.endpoint),
+        )
+
+
+class _Run:
+    """One request on its way through its attempts."""
+
+    def __init__(self, service: Service, job: Job, route: RouteLabels, arrived_s: float) -> None:
+        self.job = job
+        self._service = service
+        self._route = route
+        self._arrived_s = arrived_s
+        self._attempts = 0
+        self._answer = Answer(job, service.model.tokenizer.vocabulary)
+
+    async def whole(self, request_id: str) -> web.Response:
+        """The answer in one body."""
+
+        async def attempt() -> bytes:
+            return await self._answer.whole(await self._next())
+
+        hooks = self._service.retry_hooks(self.job, lambda: False)
+        try:
+            async with asyncio.timeout(self._service.timeout_s):
+                body = await with_retries(self._service.retry, hooks, attempt)
+        except TimeoutError:
+            raise _timed_out() from None
+        return web.Response(body=body, content_type="application/json", headers={"x-request-id": request_id})
+
+    async def stream(self, events: EventStream) -> web.StreamResponse:
+        """The answer as events; an error after the first of them becomes an event itself."""
+
+        async def attempt() -> None:
+            await self._answer.stream(await self._next(), events.write)
+
+        hooks = self._service.retry_hooks(self.job, lambda: events.answered)
+        self._service.keep_alive.add(events)
+        try:
+            try:
+                async with asyncio.timeout(self._service.timeout_s):
+                    await with_retries(self._service.retry, hooks, attempt)
+            except TimeoutError:
+                await self._say(events, _timed_out())
+            except ApiError as error:
+                await self._say(events, error)
+            await events.finish()
+        except ConnectionError:
+            # The client has left; leaving the generation has told the engine.
+            logger.debug("%s: the client left", self.job.request_id)
+        finally:
+            self._service.keep_alive.discard(events)
+        return events.response
+
+    async def _say(self, events: EventStream, error: ApiError) -> None:
+        """An error on a stream: an event once the head is out, else an answer of its own."""
+        if not events.started:
+            raise error
+        self._service.metrics.route_failed(self._route, error.type, error.code)
+        await events.write(b"data: " + encode_json({"error": error.fields}) + b"\n\n" + DONE)
+
+    def count(self) -> None:
+        """Record what the request used, whatever its end."""
+        now_s = time.monotonic()
+        usage, first_s = self._answer.usage, self._answer.first_token_s
+        times = RequestTimes(
+            total_s=now_s - self._arrived_s,
+            first_token_s=None if first_s is None else first_s - self._arrived_s,
+            num_output_tokens=usage.completion_tokens,
+        )
+        metrics = self._service.metrics
+        metrics.route_finished(self._route, times)
+        metrics.tokens(self._route, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+    async def _next(self) -> Generation:
+        self._attempts += 1
+        if self._attempts > 1:
+            self._answer = Answer(self.job, self._service.model.tokenizer.vocabulary)
+        return await self._service.attempt(self, self._attempts)
+
+
+def _timed_out() -> ApiError:
+    return ApiError(504, "request_timeout", "the request took too long")

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""Server-sent events over one response, with comments while nothing else is sent.
+
+The head goes out with the first bytes, so a request that fails before its first token still gets a status of its
+own. One ticker serves all open streams: a timer for each would cost more than the tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from aiohttp import web
+
+_COMMENT = b": keep-alive\n\n"
+_TICK_S = 1.0
+
+
+class EventStream:
+    """The answer of one streaming request."""
+
+    def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
+        self.started = False
+        """Whether the head of the response is out."""
+        self.answered = False
+        """Whether some of the answer is out (comments are none)."""
+        self.last_write_s = time.monotonic()
+        self._request = request
+        self._opening = asyncio.Lock()
+        self.response = web.StreamResponse(headers=headers)
+        self.response.content_type = "text/event-stream"
+        self.response.headers["Cache-Control"] = "no-cache"
+
+    async def write(self, data: bytes) -> None:
+        """Send whole events. Raises `ConnectionError` when the client has left."""
+        self.answered = True
+        await self._write(data)
+
+    async def comment(self) -> None:
+        """Send something that clients ignore. Raises `ConnectionError` when the client has left."""
+        await self._write(_COMMENT)
+
+    async def finish(self) -> None:
+        """End the response."""
+        await self.response.write_eof()
+
+    async def _write(self, data: bytes) -> None:
+        if not self.started:
+            await self._open()
+        self.last_write_s = time.monotonic()
+        await self.response.write(data)
+
+    async def _open(self) -> None:
+        async with self._opening:
+            if not self.started:
+                await self.response.prepare(self._request)
+                self.started = True
+
+
+class KeepAlive:
+    """Sends a comment on every registered stream that was silent for `interval_s` (0: never)."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._streams: set[EventStream] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, stream: EventStream) -> None:
+        """Watch a stream until `discard`."""
+        self._streams.add(stream)
+
+    def discard(self, stream: EventStream) -> None:
+        """The stream has ended."""
+        self._streams.discard(stream)
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        while self._interval_s > 0:
+            await asyncio.sleep(min(_TICK_S, self._interval_s))
+            silent_since_s = time.monotonic() - self._interval_s
+            for stream in [stream for stream in self._streams if stream.last_write_s < silent_since_s]:
+                # A client that reads slowly must not hold up the others' comments.
+                task = asyncio.create_task(self._comment(stream))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _comment(self, stream: EventStream) -> None:
+        try:
+            await stream.comment()
+        except ConnectionError:
+            # The request's own task notices too, and cleans up.
+            self.discard(stream)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Workers: which one gets a request, retries, health."""

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""The retry policy: when a request is sent to an engine again, how often, after which pause.
+
+A request is retried only while nothing of an answer has reached the client, and only after a fault that is not the
+client's: the engine was lost, or refused with a status of `RETRYABLE_STATUSES`. Pauses grow exponentially with
+jitter, so that the clients of one dead engine do not come back at the same instant. The seed was drawn before the
+first attempt, so a retry gives the text that the first attempt would have given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tokenspeed.gateway.http.errors import RETRYABLE_STATUSES, ApiError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """`max_attempts` counts the first one too; 1 never retries."""
+
+    max_attempts: int
+    initial_backoff_s: float
+    max_backoff_s: float
+    multiplier: float
+    jitter: float
+    """Share of a pause by which it may be shorter or longer."""
+
+    def backoff_s(self, attempt: int, uniform: Callable[[float, float], float] = random.uniform) -> float:
+        """The pause after attempt number `attempt` (from 1) failed."""
+        pause = min(self.initial_backoff_s * self.multiplier ** (attempt - 1), self.max_backoff_s)
+        return pause * uniform(1 - self.jitter, 1 + self.jitter)
+
+
+@dataclass(frozen=True)
+class RetryHooks:
+    """`answered` tells whether the client has got something; the others are told what happens."""
+
+    answered: Callable[[], bool]
+    on_retry: Callable[[], None]
+    on_exhausted: Callable[[], None]
+
+
+async def with_retries(policy: RetryPolicy, hooks: RetryHooks, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Run `attempt` until it succeeds, fails for good, or the policy gives up; raises the last `ApiError`."""
+    number = 1
+    while True:
+        try:
+            return await attempt()
+        except ApiError as error:
+            if hooks.answered() or error.status not in RETRYABLE_STATUSES:
+                raise
+            if number >= policy.max_attempts:
+                if policy.max_attempts > 1:
+                    hooks.on_exhausted()
+                raise
+        hooks.on_retry()
+        await asyncio.sleep(policy.backoff_s(number))
+        number += 1

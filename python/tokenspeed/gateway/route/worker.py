@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""One worker as the router sees it: a lane, its state, and whether it makes progress.
+
+A worker is READY when all its ranks have registered, STALLED when one of them has had work for longer than
+`stall_s` without saying anything (an engine's loop says something after every step, also when no request got a
+token), and ABSENT when it has not dialled yet or was lost. It comes back by itself when its engine dials again.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Callable
+
+from tokenspeed.rpc.lane.gateway_end import GatewayLane, LaneOptions, LaneState
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerState(enum.Enum):
+    """What a worker can do now."""
+
+    ABSENT = "absent"
+    READY = "ready"
+    STALLED = "stalled"
+
+
+class Worker:
+    """A worker URL and everything known of what stands behind it."""
+
+    def __init__(
+        self, url: str, options: LaneOptions, stall_s: float, on_change: Callable[[Worker], None] | None
+    ) -> None:
+        self.url = url
+        self.reason = "not opened yet"
+        """Why the worker is in its state, in words."""
+        self._stall_s = stall_s
+        self._on_change = on_change
+        self.lane = GatewayLane(url, options, self._lane_changed)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that the worker has not finished."""
+        return self.lane.num_in_flight
+
+    @property
+    def model(self) -> str | None:
+        """The name under which the worker's engine serves its model; None while there is no engine."""
+        return self.lane.ready_response.instance_id if self.lane.state is LaneState.READY else None
+
+    def state(self, now_s: float | None = None) -> WorkerState:
+        """The state at `now_s` (`time.monotonic()`; None: now)."""
+        if self.lane.state is not LaneState.READY:
+            return WorkerState.ABSENT
+        return WorkerState.STALLED if self.silence_s(now_s) > self._stall_s else WorkerState.READY
+
+    def silence_s(self, now_s: float | None = None) -> float:
+        """For how long some rank with work has said nothing."""
+        now_s = time.monotonic() if now_s is None else now_s
+        return max((rank.silence_s(now_s) for rank in self.lane.ranks.values()), default=0.0)
+
+    def _lane_changed(self, state: LaneState, reason: str) -> None:
+        self.reason = reason
+        log = logger.warning if state is LaneState.HANDSHAKE and self._was_ready else logger.info
+        log("worker %s is %s: %s", self.url, "ready" if state is LaneState.READY else state.value, reason)
+        self._was_ready = state is LaneState.READY
+        if self._on_change is not None:
+            self._on_change(self)
+
+    _was_ready = False

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""A model's chat template: messages to the prompt's text, in Jinja's sandbox.
+
+Rendered with the environment that the templates were written for (the one of Hugging Face's `transformers`): blocks
+trimmed, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, loop controls, the `generation` block. A
+template comes with the model or from the operator; the messages come from anybody, so nothing here may run code.
+Whatever a template objects to is the caller's fault: `TemplateError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Message = Mapping[str, Any]
+
+
+class TemplateError(ValueError):
+    """Messages that the template refuses, or a template that cannot be compiled; the message says why."""
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text for trainers; here it shows its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - the name and the type are Jinja's
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class ChatTemplate:
+    """A compiled template. `special_tokens` are variables such as `bos_token` that it may write.
+
+    `parts` tells whether the template reads message contents as lists of parts; if not, text parts are joined with
+    newlines before it sees them.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
+        self._variables = dict(special_tokens)
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            self.parts = _reads_parts(environment.parse(source))
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"the chat template cannot be compiled: {error}") from None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text. `variables` are the caller's (`chat_template_kwargs`). Raises `TemplateError`."""
+        shown = messages if self.parts else [_flattened(message) for message in messages]
+        try:
+            return self._template.render(
+                **{
+                    **self._variables,
+                    **(variables or {}),
+                    "messages": shown,
+                    "tools": tools,
+                    "documents": documents,
+                    "add_generation_prompt": add_generation_prompt,
+                }
+            )
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"the chat template refuses the messages: {error}") from None
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError) as error:
+            # What Python operators inside a template raise on values that it does not expect.
+            raise TemplateError(f"the chat template cannot show the messages: {error}") from None
+
+
+def _reads_parts(tree: nodes.Template) -> bool:
+    """Whether some loop of the template runs over a message's content."""
+    return any(_names_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def _names_content(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Name) and node.name == "content"
+
+
+def _flattened(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in content)}
