@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: MIT
+"""From logits to tokens, with each request's parameters kept on the device by slot."""
+
+from tokenspeed.sampling.sampler import SampleOutput, Sampler, SamplerConfig
+
+__all__ = ["SampleOutput", "Sampler", "SamplerConfig"]

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""The sampler: one call a step turns logits into tokens, by the parameters of each row's slot.
+
+The runner calls it, in step order, on the thread that launches. Nothing in it waits for the device: tokens feed the
+next step and the counts of penalties as tensors, so results are exact however many steps are in flight. A batch that
+is all greedy without extras costs one argmax. Noise depends on (seed, position, token) only, never on the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tokenspeed.config.sampling import SamplingParams
+from tokenspeed.sampling.slot_params import Feature, SlotParams
+from tokenspeed.sampling.token_lists import TokenLists
+from tokenspeed_kernel import api
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """eos_token_ids: tokens that end a request unless it ignores them; barred while `min_new_tokens` lasts."""
+
+    num_slots: int
+    vocab_size: int
+    device: torch.device
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput:
+    """Of S rows, on the device.
+
+    tokens: int32 [S]. token_logprobs: float32 [S], None when not asked for; top_values float32 and top_ids int32
+    [S, n], likeliest first. Log-probabilities are of the model's own logits, before any of the request's changes.
+    """
+
+    tokens: torch.Tensor
+    token_logprobs: torch.Tensor | None
+    top_values: torch.Tensor | None
+    top_ids: torch.Tensor | None
+
+
+class Sampler:
+    """State of every slot's request. A slot is set when a request gets it and stays until the next one does."""
+
+    def __init__(self, config: SamplerConfig) -> None:
+        self._eos = config.eos_token_ids
+        self._device = config.device
+        self._params = SlotParams(config.num_slots, config.device)
+        self._biases = TokenLists(config.num_slots, config.device)
+        self._stops = TokenLists(config.num_slots, config.device)
+        self._one = torch.ones((), dtype=torch.int32, device=config.device)
+        table = (config.num_slots, config.vocab_size)
+        # Zero pages that only penalised requests ever touch: on a CPU they cost nothing before that.
+        self._output_counts = torch.zeros(table, dtype=torch.int32, device=config.device)
+        self._prompt_mask = torch.zeros(table, dtype=torch.bool, device=config.device)
+
+    def set_slot(
+        self, slot: int, params: SamplingParams, prompt_ids: NDArray[np.int32], output_ids: NDArray[np.int32]
+    ) -> None:
+        """Give `slot` to a request.
+
+        params: validated, with a seed unless greedy. prompt_ids: int32 [P]. output_ids: int32 [O], what the request
+        has produced before (when it comes back after a retraction). Raises ValueError when a draw has no seed.
+        """
+        if params.seed is None and not params.greedy:
+            raise ValueError("a request that draws tokens needs a seed; admission gives one to those without")
+        features = self._params.set(slot, params, params.seed or 0, len(prompt_ids) + params.min_new_tokens)
+        if Feature.BIAS in features:
+            bias = params.logit_bias or {}
+            self._biases.set(slot, list(bias), list(bias.values()))
+        else:
+            self._biases.set(slot, (), ())
+        stops = self._barred_tokens(params) if Feature.MIN_TOKENS in features else []
+        self._stops.set(slot, stops, [float("-inf")] * len(stops))
+        if Feature.PENALTIES in features:
+            self._count(slot, prompt_ids, output_ids)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        num_logprobs: int | None,
+        host_slots: NDArray[np.int64] | None = None,
+    ) -> SampleOutput:
+        """Draw one token for each row.
+
+        logits: float32 [S, V]; may be overwritten. slots: int64 [S], distinct. positions: int64 [S], the index that
+        each new token will have in its sequence. num_logprobs: likeliest tokens to report beside the drawn one; None
+        for no log-probabilities. host_slots: the values of `slots`; needed where the host cannot read them.
+        """
+        at_host = slots.numpy() if host_slots is None else host_slots
+        features = self._params.features(at_host)
+        if features == 0:
+            tokens = logits.argmax(dim=1).int()
+            return self._reported(logits, tokens, num_logprobs)
+        changes_logits = features & ~Feature.NOISE
+        raw = logits.clone() if changes_logits and num_logprobs is not None else logits
+        tokens = self._draw(logits, slots, positions, at_host, features)
+        if Feature.PENALTIES in features:
+            # Every row is counted; only penalised requests, whose counts were cleared when they came, read theirs.
+            self._output_counts.index_put_((slots, tokens.long()), self._one, accumulate=True)
+        return self._reported(raw, tokens, num_logprobs)
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        host_slots: NDArray[np.int64],
+        features: Feature,
+    ) -> torch.Tensor:
+        temperature, top_p, min_p, repetition, frequency, presence = self._params.floats(slots)
+        seeds, min_lengths = self._params.ints(slots)
+        if Feature.MIN_TOKENS in features:
+            self._stops.add_to(logits, slots, host_slots, positions < min_lengths)
+        if Feature.BIAS in features:
+            self._biases.add_to(logits, slots, host_slots, None)
+        if Feature.PENALTIES in features:
+            api.apply_penalties(logits, slots, self._output_counts, self._prompt_mask, repetition, frequency, presence)
+        if Feature.NOISE not in features:
+            return logits.argmax(dim=1).int()
+        return api.sample(logits, temperature, self._params.top_k(slots), top_p, min_p, seeds, positions)
+
+    def _reported(self, raw: torch.Tensor, tokens: torch.Tensor, num_logprobs: int | None) -> SampleOutput:
+        if num_logprobs is None:
+            return SampleOutput(tokens, None, None, None)
+        return SampleOutput(tokens, *api.logprobs(raw, tokens, num_logprobs))
+
+    def _barred_tokens(self, params: SamplingParams) -> Sequence[int]:
+        """What would end the request."""
+        eos = () if params.ignore_eos else self._eos
+        return sorted({*params.stop_token_ids, *eos})
+
+    def _count(self, slot: int, prompt_ids: NDArray[np.int32], output_ids: NDArray[np.int32]) -> None:
+        mask, counts = self._prompt_mask[slot], self._output_counts[slot]
+        mask.zero_()
+        mask.index_fill_(0, self._send(prompt_ids), True)
+        counts.zero_()
+        if len(output_ids):
+            ids = self._send(output_ids)
+            counts.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+
+    def _send(self, ids: NDArray[np.int32]) -> torch.Tensor:
+        return torch.from_numpy(ids.astype(np.int64)).to(self._device, non_blocking=True)
