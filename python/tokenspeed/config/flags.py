@@ -76,7 +76,8 @@ def parse_flags(argv: Sequence[str], table: Sequence[Flag]) -> ParsedFlags:
     Raises FlagError for a refused flag, a bad or missing value. Unknown flags are left in `rest` for the caller.
     """
     index = _by_name(table)
-    values, given, rest = defaults(table), {}, []
+    values, rest = defaults(table), list[str]()
+    given: dict[str, str] = {}
     words = list(argv)
     while words:
         word = words.pop(0)
@@ -106,9 +107,9 @@ def values_from_kwargs(kwargs: Mapping[str, Any], table: Sequence[Flag]) -> Pars
     values: dict[str, Any] = defaults(table)
     given: dict[str, str] = {}
     for keyword, value in kwargs.items():
-        flag = by_dest.get(keyword)
-        if flag is None:
+        if keyword not in by_dest:
             raise FlagError(keyword, "no such option")
+        flag = by_dest[keyword]
         if value is None:
             continue
         _store(flag, keyword, _checked(flag, keyword, value), values, given)

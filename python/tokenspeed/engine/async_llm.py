@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+"""`AsyncLLM`: the same engine for asyncio. Each request is an async iterator; leaving it aborts the request.
+
+It may be given an `Engine`, which then serves both. Deltas cross from the loop's thread to the event loop's with one
+callback a step and request group; text is assembled in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from tokenspeed.config.sampling import SamplingParams
+from tokenspeed.engine.errors import EngineDeadError
+from tokenspeed.engine.local_frontend import Delta
+from tokenspeed.engine.offline import Engine, Job, Prompt, RequestOutput
+
+
+class AsyncLLM:
+    """`AsyncLLM("model", **flags)` owns its engine; `AsyncLLM(engine=engine)` shares one and does not stop it."""
+
+    def __init__(self, model: str | None = None, engine: Engine | None = None, **options: Any) -> None:
+        self._owns_engine = engine is None
+        self.engine = engine if engine is not None else Engine(model, **options)
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | Mapping[str, Any] | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield the output as it grows: so far, or with `stream_output` only what is new since the last one.
+
+        The last item has a finish reason for every choice. Raises RequestError before anything runs, EngineDeadError.
+        """
+        job = self.engine.job(prompt, sampling_params)
+        events: asyncio.Queue[list[Delta] | EngineDeadError] = asyncio.Queue()
+        event_loop = asyncio.get_running_loop()
+
+        def deliver(item: list[Delta] | EngineDeadError) -> None:
+            event_loop.call_soon_threadsafe(events.put_nowait, item)
+
+        frontend = self.engine.frontend
+        frontend.submit(job.requests, deliver)
+        live = {request.rid: builder for request, builder in zip(job.requests, job.builders)}
+        try:
+            while live:
+                deltas = await events.get()
+                if isinstance(deltas, EngineDeadError):
+                    raise deltas
+                for delta in deltas:
+                    builder = live[delta.rid]
+                    if builder.feed(delta):
+                        frontend.abort([delta.rid])
+                    if delta.finish:
+                        del live[delta.rid]
+                yield self._output(job, deltas)
+        finally:
+            frontend.abort(list(live))
+
+    def shutdown(self) -> None:
+        """Stop the engine if it is ours."""
+        if self._owns_engine:
+            self.engine.shutdown()
+
+    def _output(self, job: Job, deltas: list[Delta]) -> RequestOutput:
+        if not self.engine.config.offline.stream_output:
+            return job.output()
+        new_tokens = {delta.rid: delta.token_ids for delta in deltas}
+        return job.new_output(new_tokens)

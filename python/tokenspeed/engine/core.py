@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT
+"""Puts an engine together: weights, measured memory, KV blocks, scheduler, sampler, executor, loop. And its thread.
+
+`build` is called once a process, by `headless` (a lane as frontend) or by `offline` (an in-process queue). The order
+is the promise: weights first, then the worst step is measured, then the KV pool takes what is left, then every path
+that traffic can reach is run once (`warmup`), and only then is the engine ready.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+import tokenspeed_cc
+from tokenspeed.config.hardware import Hardware
+from tokenspeed.config.model import ModelConfig
+from tokenspeed.config.model_source import ModelSource
+from tokenspeed.config.resolve import Config, DeviceConfig, SchedulerLimits
+from tokenspeed.engine import memory
+from tokenspeed.engine.admission import Admission
+from tokenspeed.engine.executor import Executor, InlineExecutor, StreamExecutor, ThreadExecutor
+from tokenspeed.engine.local_frontend import LocalFrontend
+from tokenspeed.engine.loop import EngineLoop
+from tokenspeed.engine.messages import Frontend
+from tokenspeed.engine.records import RequestTable
+from tokenspeed.engine.runner import KVCaches, ModelRunner
+from tokenspeed.engine.step_log import StepLog
+from tokenspeed.engine.warmup import warm_up
+from tokenspeed.models import load_model
+from tokenspeed.sampling import Sampler, SamplerConfig
+
+logger = logging.getLogger("tokenspeed.engine")
+
+Progress = Callable[[str], None]
+
+SWITCH_INTERVAL_S = 0.0002
+"""The loop and the forward thread trade the interpreter's lock many times a step; the default 5 ms is a whole step."""
+
+
+@dataclass(frozen=True)
+class EngineCore:
+    """A warm engine that nobody steps yet."""
+
+    config: Config
+    loop: EngineLoop
+    executor: Executor
+    num_blocks: int
+
+
+def build(
+    config: Config, source: ModelSource, model_config: ModelConfig, hardware: Hardware, progress: Progress
+) -> EngineCore:
+    """Load, measure, allocate, warm up. The loop has an in-process frontend; `loop.frontend` may be replaced before
+    the first step. Raises what loading raises (ModelError), OutOfMemory, FlagError."""
+    prepare_device(config.device)
+    device = torch.device(config.device.device)
+    progress("loading weights")
+    model = load_model(
+        source, model_config, device, getattr(torch, config.device.dtype), load_format=config.loader.load_format
+    )
+    free_bytes = _free_bytes(config, hardware, device)
+    num_blocks = memory.num_kv_blocks(config.memory, config.scheduler, model.kv_bytes_per_token, free_bytes)
+    caches = _allocate(
+        model.kv_cache_shape(num_blocks, config.memory.block_size), model_config.num_layers, config.device
+    )
+    scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks))
+    tables = scheduler.block_tables()
+    sampler = Sampler(SamplerConfig(len(tables), model_config.vocab_size, device, model_config.eos_token_ids))
+    runner = ModelRunner(model, sampler, caches, tables, num_buffers=config.scheduler.overlap_depth + 2)
+    executor = _executor(runner, config)
+    requests = RequestTable()
+    loop = EngineLoop(
+        scheduler,
+        executor,
+        LocalFrontend(),
+        Admission(config.admission, scheduler, requests),
+        requests,
+        StepLog(config.log, scheduler, requests),
+        config.scheduler.overlap_depth,
+    )
+    progress("warming up")
+    warm_up(loop, config)
+    return EngineCore(config, loop, executor, num_blocks)
+
+
+def prepare_device(device: DeviceConfig) -> None:
+    """Process-wide settings of the libraries below: threads, kernel overrides, precision."""
+    if device.kernel_overrides:
+        joined = ",".join([*filter(None, [os.environ.get("TOKENSPEED_KERNEL_OVERRIDES")]), *device.kernel_overrides])
+        os.environ["TOKENSPEED_KERNEL_OVERRIDES"] = joined
+    torch.set_num_threads(device.num_threads)
+    torch.set_grad_enabled(False)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if device.device == "cpu":
+        from tokenspeed_kernel import _cpu
+
+        _cpu.set_num_threads(device.num_threads)
+    else:
+        torch.cuda.set_device(device.device)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
+def scheduler_config(limits: SchedulerLimits, num_blocks: int) -> tokenspeed_cc.SchedulerConfig:
+    return tokenspeed_cc.SchedulerConfig(
+        num_blocks=num_blocks,
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        max_batched_tokens=limits.max_batched_tokens,
+        chunked_prefill=limits.chunked_prefill,
+        overlap_depth=limits.overlap_depth,
+        verify_width=1,
+        max_decode_gap_tokens=limits.max_decode_gap_tokens,
+        enable_prefix_caching=limits.enable_prefix_caching,
+        eos_token_ids=list(limits.eos_token_ids),
+    )
+
+
+def _free_bytes(config: Config, hardware: Hardware, device: torch.device) -> int:
+    if device.type == "cpu":
+        return memory.cpu_free_bytes(hardware.available_ram_bytes, config.memory.share)
+    free, total = torch.cuda.mem_get_info(device)
+    # Logits and sampling scratch of a full batch, and the widest activations of a full step, in float32.
+    vocab, tokens = config.admission.vocab_size, config.scheduler.max_batched_tokens
+    activations = 4 * (6 * vocab * config.scheduler.max_num_seqs + 16384 * tokens)
+    return memory.gpu_free_bytes(total, total - free, activations, config.memory.share)
+
+
+def _allocate(shape: tuple[int, ...], num_layers: int, device: DeviceConfig) -> KVCaches:
+    """Zeroed, so that what a padding row reads is finite. On the CPU, pages become real when first written."""
+    dtype = getattr(torch, device.dtype)
+    return [
+        (torch.zeros(shape, dtype=dtype, device=device.device), torch.zeros(shape, dtype=dtype, device=device.device))
+        for _ in range(num_layers)
+    ]
+
+
+def _executor(runner: ModelRunner, config: Config) -> Executor:
+    if config.device.device != "cpu":
+        return StreamExecutor(runner)
+    return ThreadExecutor(runner) if config.scheduler.overlap_depth else InlineExecutor(runner)
+
+
+class LoopThread:
+    """Runs a loop on its own thread until `stop`; a death reaches every caller of the in-process frontend."""
+
+    def __init__(self, core: EngineCore, frontend: LocalFrontend) -> None:
+        self._core = core
+        self._frontend = frontend
+        self._stopping = threading.Event()
+        self._cause: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """End the loop after the steps in flight. May be called twice."""
+        self._stopping.set()
+        self._frontend.wake()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._core.loop.run(self._stopping.is_set)
+        except BaseException as error:
+            logger.error("the engine's loop died", exc_info=error)
+            self._cause = error
+        finally:
+            self._core.executor.close()
+            self._frontend.fail(self._cause)
+
+
+def set_frontend(core: EngineCore, frontend: Frontend) -> None:
+    """Before the first step only."""
+    core.loop.frontend = frontend
+
+
+def elapsed_s(since_s: float) -> str:
+    return f"{time.monotonic() - since_s:.1f} s"

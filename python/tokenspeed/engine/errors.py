@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: MIT
+"""Whose fault it is. A caller's or a request's error never stops the loop; an `EngineFault` ends the process.
+
+`RequestError` (config.sampling) is the caller's: refused before any work. `EngineFault` is ours: an invariant does
+not hold, so nothing that the engine holds can be trusted. `EngineDeadError` is what callers in the same process see
+of it.
+"""
+
+from __future__ import annotations
+
+
+class EngineFault(RuntimeError):
+    """An invariant of the engine is broken; the text says which, in words."""
+
+
+class EngineDeadError(RuntimeError):
+    """The engine stopped while a request was waiting, or before it was sent. The cause is chained."""
+
+
+class OutOfMemory(ValueError):
+    """The device cannot hold what was asked for; the text names the flag to change."""

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""Where a launched step runs: on this thread, on its own thread (CPU overlap), or on a GPU's stream.
+
+`launch` returns a `Pending` at once (the inline executor: when the step is done) and keeps the order of launches.
+The kernels release the interpreter's lock, so on a CPU the loop's thread plans and publishes meanwhile.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tokenspeed.engine.pending import Done, OnThread, Pending
+from tokenspeed.engine.runner import ModelRunner, Sampled, StepWork
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """A step's result on the host, a row per row of the plan.
+
+    token_ids: int32 [R, 1], -1 where a row sampled nothing. num_tokens: int32 [R]. Logprobs, when asked for:
+    token_logprobs float32 [R], top_values float32 [R, n], top_ids int32 [R, n].
+    """
+
+    token_ids: NDArray[np.int32]
+    num_tokens: NDArray[np.int32]
+    token_logprobs: NDArray[np.float32] | None
+    top_values: NDArray[np.float32] | None
+    top_ids: NDArray[np.int32] | None
+
+
+class Executor(Protocol):
+    def launch(self, work: StepWork) -> Pending[StepTokens]: ...
+
+    def close(self) -> None:
+        """End the executor's threads; nothing may be in flight."""
+
+
+class InlineExecutor:
+    """Overlap 0 on a CPU."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+
+    def launch(self, work: StepWork) -> Pending[StepTokens]:
+        return Done(to_host(self._runner.run(work)))
+
+    def close(self) -> None:
+        return
+
+
+class ThreadExecutor:
+    """Overlap on a CPU: one thread runs steps in the order of launches."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="forward")
+
+    def launch(self, work: StepWork) -> Pending[StepTokens]:
+        return OnThread(self._thread.submit(lambda: to_host(self._runner.run(work))))
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+class StreamExecutor:
+    """A GPU: launching only queues work on the stream; results arrive in pinned memory behind an event."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+
+    def launch(self, work: StepWork) -> Pending[StepTokens]:
+        return OnStream(self._runner.run(work))
+
+    def close(self) -> None:
+        torch.cuda.synchronize()
+
+
+class OnStream:
+    """A step whose result is being copied to pinned memory."""
+
+    def __init__(self, sampled: Sampled) -> None:
+        self._sampled = sampled
+        self._host = None if sampled.output is None else HostOutput.copy_of(sampled)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def ready(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> StepTokens:
+        self._event.synchronize()
+        return to_host(Sampled(self._sampled.num_rows, self._sampled.sample_rows, self._host))
+
+
+@dataclass(frozen=True, slots=True)
+class HostOutput:
+    """A `SampleOutput` in pinned memory."""
+
+    tokens: torch.Tensor
+    token_logprobs: torch.Tensor | None
+    top_values: torch.Tensor | None
+    top_ids: torch.Tensor | None
+
+    @classmethod
+    def copy_of(cls, sampled: Sampled) -> HostOutput:
+        output = sampled.output
+        assert output is not None
+        return cls(
+            _pinned(output.tokens),
+            None if output.token_logprobs is None else _pinned(output.token_logprobs),
+            None if output.top_values is None else _pinned(output.top_values),
+            None if output.top_ids is None else _pinned(output.top_ids),
+        )
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def to_host(sampled: Sampled) -> StepTokens:
+    """Spread a result that is in host memory over the plan's rows."""
+    token_ids = np.full((sampled.num_rows, 1), -1, np.int32)
+    num_tokens = np.zeros(sampled.num_rows, np.int32)
+    rows, output = sampled.sample_rows, sampled.output
+    if output is None:
+        return StepTokens(token_ids, num_tokens, None, None, None)
+    token_ids[rows, 0] = output.tokens.numpy()
+    num_tokens[rows] = 1
+    return StepTokens(
+        token_ids,
+        num_tokens,
+        _spread(output.token_logprobs, rows, sampled.num_rows, np.float32),
+        _spread(output.top_values, rows, sampled.num_rows, np.float32),
+        _spread(output.top_ids, rows, sampled.num_rows, np.int32),
+    )
+
+
+def _spread(tensor: torch.Tensor | None, rows: NDArray[np.int64], num_rows: int, dtype: type) -> NDArray | None:
+    if tensor is None:
+        return None
+    spread = np.zeros((num_rows, *tensor.shape[1:]), dtype)
+    spread[rows] = tensor.numpy()
+    return spread

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""The loop's frontend inside one process: `Engine` and `AsyncLLM` put commands in, every caller gets its own rows.
+
+`submit`, `abort`, `wake` may be called by any thread; `drain` and `publish` belong to the loop's thread. A caller is
+a `Mailbox`: a function that takes this step's rows of its requests, called once a step in the loop's thread; it must
+not block. When the loop dies, `fail` tells every caller.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tokenspeed.engine.errors import EngineDeadError
+from tokenspeed.engine.messages import Abort, Add, Command, Rejection, StepOutput, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One request's part of a step. finish: "" while it goes on."""
+
+    rid: str
+    token_ids: list[int]
+    finish: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    matched_token: int
+    logprobs: TokenLogprobs | None
+    rejection: Rejection | None
+
+
+Mailbox = Callable[[list[Delta] | EngineDeadError], None]
+
+
+class LocalFrontend:
+    def __init__(self) -> None:
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._dead: EngineDeadError | None = None
+        self._lock = threading.Lock()
+
+    def submit(self, requests: Sequence[Add], mailbox: Mailbox) -> None:
+        """Queue requests; their rows go to `mailbox` until each has ended once. Raises EngineDeadError."""
+        with self._lock:
+            if self._dead is not None:
+                raise self._dead
+            for request in requests:
+                self._mailboxes[request.rid] = mailbox
+        for request in requests:
+            self._commands.put(request)
+
+    def abort(self, rids: Sequence[str]) -> None:
+        """Ask for the end of requests; their terminal rows still arrive, if they had not ended."""
+        if rids:
+            self._commands.put(Abort(list(rids)))
+
+    def put(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def wake(self) -> None:
+        """End the loop's idle wait."""
+        self._commands.put(None)
+
+    def fail(self, cause: BaseException | None) -> None:
+        """The loop has ended: every waiting caller and every later one learns it."""
+        error = EngineDeadError("the engine has stopped" if cause is None else f"the engine died: {cause}")
+        error.__cause__ = cause
+        with self._lock:
+            self._dead = error
+            mailboxes, self._mailboxes = list(self._mailboxes.values()), {}
+        for mailbox in {id(entry): entry for entry in mailboxes}.values():
+            mailbox(error)
+
+    def drain(self, timeout_s: float) -> list[Command]:
+        commands: list[Command] = []
+        try:
+            first = self._commands.get(block=timeout_s > 0, timeout=timeout_s or None)
+            while True:
+                if first is not None:
+                    commands.append(first)
+                first = self._commands.get_nowait()
+        except queue.Empty:
+            return commands
+
+    def publish(self, output: StepOutput) -> None:
+        parcels: dict[int, tuple[Mailbox, list[Delta]]] = {}
+        for delta in _deltas(output):
+            with self._lock:
+                mailbox = self._mailboxes.get(delta.rid)
+                if mailbox is not None and delta.finish:
+                    del self._mailboxes[delta.rid]
+            if mailbox is not None:
+                parcels.setdefault(id(mailbox), (mailbox, []))[1].append(delta)
+        for mailbox, deltas in parcels.values():
+            mailbox(deltas)
+
+
+def _deltas(output: StepOutput) -> list[Delta]:
+    logprobs: Sequence[TokenLogprobs | None] = output.logprobs or [None] * len(output.rids)
+    rows = zip(
+        output.rids,
+        output.token_ids,
+        output.finish,
+        output.prompt_tokens,
+        output.completion_tokens,
+        output.cached_tokens,
+        output.matched_tokens,
+        logprobs,
+    )
+    deltas = [Delta(*row, None) for row in rows]
+    for rejection in output.rejections:
+        deltas.append(Delta(rejection.rid, [], "abort", 0, 0, 0, -1, None, rejection))
+    return deltas

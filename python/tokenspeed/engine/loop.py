@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""The engine's loop. One step: admit what arrived, plan, launch, settle the step before, publish.
+
+One thread runs it and owns the scheduler, the records and the outputs. How many steps are in flight while the next
+is planned is a number (`overlap_depth`), not a second loop. Launching never waits for the device; settling does,
+for the oldest step only. Without work it sleeps in its frontend. A request's fault ends that request; an error of a
+step, or work that cannot be planned, is an `EngineFault` and leaves `run`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from tokenspeed.engine.admission import Admission
+from tokenspeed.engine.control import Controls
+from tokenspeed.engine.errors import EngineFault
+from tokenspeed.engine.executor import Executor, StepTokens
+from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Control, Frontend, LoadNumbers, Refused
+from tokenspeed.engine.outputs import OutputColumns
+from tokenspeed.engine.pending import Pending
+from tokenspeed.engine.records import RequestRecord, RequestTable
+from tokenspeed.engine.runner import NewSlot, StepWork
+from tokenspeed.engine.step_log import StepLog
+from tokenspeed_cc import Plan, Scheduler
+
+IDLE_WAIT_S = 0.25
+SIGN_OF_LIFE_S = 0.5
+"""While steps settle and no request has anything to say (a long prefill), the load is published this often."""
+
+
+class EngineLoop:
+    """`overlap_depth`: steps in flight while the next one is planned."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        frontend: Frontend,
+        admission: Admission,
+        requests: RequestTable,
+        log: StepLog,
+        overlap_depth: int,
+    ) -> None:
+        self.scheduler = scheduler
+        self.frontend = frontend
+        self.requests = requests
+        self._executor = executor
+        self._admission = admission
+        self.log = log
+        self._controls = Controls(scheduler)
+        self._overlap_depth = overlap_depth
+        self._in_flight: deque[tuple[Plan, Pending[StepTokens]]] = deque()
+        self._outputs = OutputColumns(requests)
+        self._published_s = 0.0
+        self._was_busy = False
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Step until `stopped()`; then settle what is in flight. Raises EngineFault."""
+        while not stopped():
+            self.step()
+        while self._in_flight:
+            self._settle()
+
+    def step(self) -> None:
+        self._admit(self.frontend.drain(self._patience_s()))
+        launched = self._launch()
+        while len(self._in_flight) > self._overlap_depth or (self._in_flight and not launched):
+            self._settle()
+            launched = True  # what settled may have made room: plan again before waiting for more
+        self._publish()
+
+    def _patience_s(self) -> float:
+        """How long to wait for commands: not at all while there is work."""
+        return 0.0 if self._in_flight or self.scheduler.has_work() else IDLE_WAIT_S
+
+    def _admit(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Add):
+                rejection = self._admission.admit(command)
+                if rejection is not None:
+                    self._outputs.add_rejection(rejection)
+            elif isinstance(command, Refused):
+                self._outputs.add_rejection(command.rejection)
+            elif isinstance(command, Abort):
+                self._abort([self.requests.of_rid(rid) for rid in command.rids])
+            elif isinstance(command, AbortAll):
+                self.log.aborting_all(command.reason)
+                self._abort(list(self.requests.all()))
+            elif isinstance(command, Control):
+                command.reply(*self._controls.call(command.method, command.args))
+
+    def _abort(self, records: list[RequestRecord] | list[RequestRecord | None]) -> None:
+        for record in records:
+            if record is None:
+                continue
+            ended = self.scheduler.abort(record.request_id)
+            if ended is None:
+                raise EngineFault(f"request {record.rid} is live here and unknown to the scheduler")
+            self._outputs.add_abort(record, ended)
+
+    def _launch(self) -> bool:
+        """Plan a step and launch it; False when nothing can be launched before something settles or arrives."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            if not self._in_flight and self.scheduler.has_work():
+                raise EngineFault("requests are waiting, nothing is in flight, and no step can be planned")
+            return False
+        self.log.launched(plan)
+        self._in_flight.append((plan, self._executor.launch(self._work(plan))))
+        return True
+
+    def _work(self, plan: Plan) -> StepWork:
+        new_slots = [
+            NewSlot(slot, record.params, record.prompt_ids, np.asarray(record.output_ids, np.int32))
+            for slot, record in zip(
+                plan.new_slots.tolist(),
+                (self.requests[request_id] for request_id in plan.new_slot_request_ids.tolist()),
+            )
+        ]
+        return StepWork(plan, new_slots, self.requests.num_logprobs)
+
+    def _settle(self) -> None:
+        """Wait for the oldest step and take what it means."""
+        plan, pending = self._in_flight.popleft()
+        tokens = pending.wait()
+        outcome = self.scheduler.advance(plan.step_id, tokens.token_ids, tokens.num_tokens)
+        self._outputs.add_step(outcome, tokens)
+        self.log.settled(plan, tokens.num_tokens)
+
+    def _publish(self) -> None:
+        """Hand results on; and the load, when it has changed without a result or has not been told for a while."""
+        now_s = time.monotonic()
+        busy = bool(self._in_flight) or self.scheduler.has_work()
+        became_idle = self._was_busy and not busy
+        self._was_busy = busy
+        if became_idle:
+            self.log.idle()
+        if self._outputs or became_idle or (busy and now_s - self._published_s > SIGN_OF_LIFE_S):
+            for record, reason in self._outputs.finished:
+                self.log.finished(record, reason)
+            self.frontend.publish(self._outputs.take(self._load()))
+            self._published_s = now_s
+
+    def _load(self) -> LoadNumbers:
+        load = self.scheduler.load()
+        return LoadNumbers(load.num_running, load.num_waiting, load.active_blocks, load.total_blocks)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: MIT
+"""How many KV blocks there are: decided once, after the weights are loaded and a worst step has been measured.
+
+Called once at start by `core`. It allocates nothing; it says what fits, and when nothing does, which flag to change.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tokenspeed.config.resolve import MemoryConfig, SchedulerLimits
+from tokenspeed.engine.errors import OutOfMemory
+
+logger = logging.getLogger("tokenspeed.engine")
+
+PADDING_BLOCKS = 1
+"""Block 0 is never handed out."""
+
+
+def num_kv_blocks(config: MemoryConfig, limits: SchedulerLimits, bytes_per_token: int, free_bytes: int) -> int:
+    """Blocks of the device pool, block 0 included.
+
+    free_bytes: what the device has left for KV blocks, the share of `config` already applied.
+    Raises OutOfMemory when not even one block fits, or more is asked for than there is.
+    """
+    block_bytes = bytes_per_token * config.block_size
+    if config.num_tokens is not None:
+        wanted, flag = config.num_tokens // config.block_size, "--max-total-tokens"
+    elif config.num_bytes is not None:
+        wanted, flag = config.num_bytes // block_bytes, "--kv-cache-gib"
+    else:
+        # More than every running request at its longest, several times over for the prefix cache, is only waste.
+        most = 4 * limits.max_num_seqs * -(-limits.max_model_len // config.block_size)
+        wanted, flag = min(free_bytes // block_bytes, most), "--gpu-memory-utilization"
+    if wanted < 1:
+        raise OutOfMemory(
+            f"{flag}: there is no room for a KV block ({block_bytes / 2**20:.1f} MiB) in {free_bytes / 2**20:.1f} MiB"
+        )
+    if wanted * block_bytes > max(free_bytes, 0) and flag != "--gpu-memory-utilization":
+        logger.warning(
+            "%s asks for %.1f GiB of KV blocks; %.1f GiB is the share that would be taken by default",
+            flag,
+            wanted * block_bytes / 2**30,
+            free_bytes / 2**30,
+        )
+    num_tokens = wanted * config.block_size
+    if num_tokens < limits.max_model_len:
+        logger.warning(
+            "the KV pool holds %d tokens, less than the %d of --max-model-len: longer requests are refused",
+            num_tokens,
+            limits.max_model_len,
+        )
+    return wanted + PADDING_BLOCKS
+
+
+def cpu_free_bytes(available_bytes: int, share: float) -> int:
+    """The part of the available RAM that KV blocks may take."""
+    return int(available_bytes * share)
+
+
+def gpu_free_bytes(total_bytes: int, used_bytes: int, peak_activation_bytes: int, share: float) -> int:
+    """What is left of `share` of the GPU beside everything in use now and the worst step's activations."""
+    return int(total_bytes * share) - used_bytes - peak_activation_bytes

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""What travels between the loop and a frontend: commands in, a batch of columns out. Plain data, no behaviour.
+
+A frontend is the lane to a gateway or the in-process queue of `Engine` and `AsyncLLM`; the loop knows only this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenspeed.config.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """One request of one choice (`params.n` is 1 by now). token_ids: int32 [prompt tokens]."""
+
+    rid: str
+    token_ids: NDArray[np.int32]
+    params: SamplingParams
+    priority: int
+    cache_salt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that its frontend could not even read into an `Add`; it is answered like any rejection."""
+
+    rejection: Rejection
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Nobody waits for these requests any more. Unknown ids are normal: they ended meanwhile."""
+
+    rids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AbortAll:
+    """Nobody waits for anything any more; `reason` is for the log."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A call to the engine itself. `reply(success, message)` is called exactly once."""
+
+    method: str
+    args: list[Any]
+    reply: Callable[[bool, str], None]
+
+
+Command = Add | Refused | Abort | AbortAll | Control
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a request ended without a token by its caller's fault. `status` as HTTP has it."""
+
+    rid: str
+    status: int
+    field: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Logprobs of a request's new tokens: of each, and of the `top_n` most probable alternatives (best first)."""
+
+    values: list[float]
+    top_values: list[list[float]]
+    top_ids: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadNumbers:
+    """Requests and KV blocks at one moment. `active_blocks` are held by running requests; the cache's are not."""
+
+    num_running: int
+    num_waiting: int
+    active_blocks: int
+    total_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one settled step gave: a column per property, an element per request, all of equal length.
+
+    token_ids: new tokens only. finish: "", "stop", "length" or "abort". completion_tokens: so far. matched_tokens:
+    the stop or end-of-text token that ended the request, else -1. logprobs: None when nobody asked.
+    """
+
+    rids: list[str]
+    token_ids: list[list[int]]
+    finish: list[str]
+    prompt_tokens: list[int]
+    completion_tokens: list[int]
+    cached_tokens: list[int]
+    matched_tokens: list[int]
+    logprobs: list[TokenLogprobs | None] | None
+    rejections: list[Rejection]
+    load: LoadNumbers
+
+
+class Frontend(Protocol):
+    """Where commands come from and results go. Called by the loop's thread only."""
+
+    def drain(self, timeout_s: float) -> list[Command]:
+        """Everything that has arrived, in order; waits up to `timeout_s` for the first (0: not at all)."""
+
+    def publish(self, output: StepOutput) -> None:
+        """Hand results on; never blocks."""

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: MIT
+"""`Engine`: the engine in this process, for batches. The loop runs on its own thread; callers block in `generate`.
+
+Several threads may call `generate` at once, and an `AsyncLLM` may share the engine: all of them feed one loop.
+Prompts are checked before any is sent, so a bad one raises and costs nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import secrets
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenspeed.config import hardware
+from tokenspeed.config.flags import values_from_kwargs
+from tokenspeed.config.flags_table import ENGINE_FLAGS
+from tokenspeed.config.model import load_model_config
+from tokenspeed.config.model_source import resolve_model
+from tokenspeed.config.resolve import resolve
+from tokenspeed.config.sampling import RequestError, SamplingParams, check_prompt, derive_seed
+from tokenspeed.engine.admission import check_request
+from tokenspeed.engine.choice import Choice, ChoiceBuilder, TokenLogprob
+from tokenspeed.engine.core import LoopThread, build, set_frontend
+from tokenspeed.engine.errors import EngineDeadError
+from tokenspeed.engine.local_frontend import Delta, LocalFrontend
+from tokenspeed.engine.messages import Add, LoadNumbers
+from tokenspeed.gateway.text.tokenizer import Tokenizer, load_tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What became of one prompt. `text`, `token_ids`, ... are those of the first choice."""
+
+    prompt_token_ids: list[int]
+    choices: list[Choice]
+    cached_tokens: int
+    """Prompt tokens that came from the prefix cache (of the first choice)."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.choices[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[TokenLogprob] | None:
+        return self.choices[0].logprobs
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt on its way: the requests of its choices and the builders that take their deltas."""
+
+    prompt_token_ids: list[int]
+    requests: list[Add]
+    builders: list[ChoiceBuilder]
+
+    @property
+    def done(self) -> bool:
+        return all(builder.finish_reason is not None for builder in self.builders)
+
+    def output(self) -> RequestOutput:
+        choices = [builder.result() for builder in self.builders]
+        return RequestOutput(self.prompt_token_ids, choices, self.builders[0].cached_tokens)
+
+    def new_output(self, new_tokens: Mapping[str, list[int]]) -> RequestOutput:
+        """Only what the last deltas added; `new_tokens` by request id."""
+        choices = []
+        for request, builder in zip(self.requests, self.builders):
+            whole, added = builder.result(), new_tokens.get(request.rid, [])
+            logprobs = None if whole.logprobs is None else whole.logprobs[len(whole.logprobs) - len(added) :]
+            text = builder.new_text if request.rid in new_tokens else ""
+            choices.append(replace(whole, text=text, token_ids=added, logprobs=logprobs))
+        return RequestOutput(self.prompt_token_ids, choices, self.builders[0].cached_tokens)
+
+
+class Engine:
+    """An engine in this process. Options are the command's flags with underscores: `Engine("m.gguf", num_threads=2)`.
+
+    Raises ModelError (config.model_error), FlagError, OutOfMemory: one line each that says what to change.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        values = values_from_kwargs({"model": model, **options}, ENGINE_FLAGS).values
+        source = resolve_model(values["model"], revision=values["revision"], download_dir=values["download_dir"])
+        self.model_config = load_model_config(source)
+        machine = hardware.detect()
+        self.config = resolve(values, machine, self.model_config)
+        self.tokenizer: Tokenizer | None = None
+        if not self.config.offline.skip_tokenizer_init:
+            named = resolve_model(values["tokenizer"]) if values["tokenizer"] else source
+            self.tokenizer = load_tokenizer(named.path)
+        self._frontend = LocalFrontend()
+        self._core = build(self.config, source, self.model_config, machine, progress=lambda _: None)
+        set_frontend(self._core, self._frontend)
+        self._numbers = itertools.count()
+        self._thread = LoopThread(self._core, self._frontend)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """End the loop; whoever waits gets EngineDeadError. May be called twice."""
+        self._thread.stop()
+
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams
+        | Mapping[str, Any]
+        | Sequence[SamplingParams | Mapping[str, Any]]
+        | None = None,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete prompts (texts or token ids); outputs in the order of prompts, also for a lone prompt.
+
+        sampling_params: one for all prompts or one a prompt. progress: a line on stderr while it works.
+        Raises RequestError naming the field, before anything runs; EngineDeadError.
+        """
+        listed = as_prompts(prompts)
+        jobs = [self.job(prompt, params) for prompt, params in zip(listed, _spread(sampling_params, len(listed)))]
+        mailbox: queue.SimpleQueue[list[Delta] | EngineDeadError] = queue.SimpleQueue()
+        self._frontend.submit([request for job in jobs for request in job.requests], mailbox.put)
+        try:
+            self._collect(jobs, mailbox, progress)
+        except BaseException:
+            self._frontend.abort([request.rid for job in jobs for request in job.requests])
+            raise
+        return [job.output() for job in jobs]
+
+    def job(self, prompt: Prompt, params: SamplingParams | Mapping[str, Any] | None) -> Job:
+        """Check a prompt and make the requests of its choices. Raises RequestError. Sends nothing."""
+        settled = params if isinstance(params, SamplingParams) else SamplingParams.from_mapping(params or {})
+        if settled.stop and self.tokenizer is None:
+            raise RequestError(
+                "stop", "unsupported", "stop: without a tokenizer (skip_tokenizer_init) there is no text"
+            )
+        token_ids = self.encode(prompt)
+        settled.validate(self.config.admission.vocab_size, self.config.admission.max_model_len)
+        check_request(token_ids, replace(settled, n=1), self.config.admission)
+        number = next(self._numbers)
+        base = secrets.randbits(63) if settled.seed is None and settled.n > 1 else settled.seed
+        requests, builders = [], []
+        for index in range(settled.n):
+            seed = base if base is None else derive_seed(base, index)
+            choice = replace(settled, n=1, seed=seed)
+            requests.append(Add(f"{number}-{index}", token_ids, choice, priority=0, cache_salt=0))
+            builders.append(ChoiceBuilder(index, choice, self.tokenizer))
+        return Job(token_ids.tolist(), requests, builders)
+
+    def encode(self, prompt: Prompt) -> NDArray[np.int32]:
+        """Token ids of a prompt, int32. Raises RequestError."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("prompt", "unsupported", "prompt: without a tokenizer, prompts are token ids")
+            prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
+        try:
+            token_ids = np.asarray(prompt, dtype=None if len(prompt) else np.int32)
+        except (OverflowError, ValueError, TypeError):
+            raise RequestError("prompt", "invalid_type", "prompt must be text or a list of token ids") from None
+        if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
+            raise RequestError("prompt", "invalid_type", "prompt must be text or a list of token ids")
+        check_prompt(token_ids, self.config.admission.vocab_size)
+        return token_ids.astype(np.int32)
+
+    @property
+    def frontend(self) -> LocalFrontend:
+        """The way into the loop, for `AsyncLLM`."""
+        return self._frontend
+
+    def load(self) -> LoadNumbers:
+        """Requests and KV blocks at this moment (read beside the running loop, so approximate under load)."""
+        load = self._core.loop.scheduler.load()
+        return LoadNumbers(load.num_running, load.num_waiting, load.active_blocks, load.total_blocks)
+
+    def _collect(
+        self, jobs: list[Job], mailbox: queue.SimpleQueue[list[Delta] | EngineDeadError], progress: bool
+    ) -> None:
+        builders = {request.rid: (job, builder) for job in jobs for request, builder in zip(job.requests, job.builders)}
+        meter = _Meter(len(jobs)) if progress else None
+        remaining = len(builders)
+        while remaining:
+            deltas = mailbox.get()
+            if isinstance(deltas, EngineDeadError):
+                raise deltas
+            for delta in deltas:
+                job, builder = builders[delta.rid]
+                if builder.feed(delta):
+                    self._frontend.abort([delta.rid])
+                remaining -= bool(delta.finish)
+                if meter is not None:
+                    meter.update(len(delta.token_ids), bool(delta.finish) and job.done)
+
+
+class _Meter:
+    """A progress line on stderr, rewritten at most ten times a second."""
+
+    def __init__(self, num_prompts: int) -> None:
+        self._num_prompts = num_prompts
+        self._num_done = 0
+        self._num_tokens = 0
+        self._started_s = self._shown_s = time.monotonic()
+
+    def update(self, num_tokens: int, done: bool) -> None:
+        self._num_tokens += num_tokens
+        self._num_done += done
+        now_s = time.monotonic()
+        last = self._num_done == self._num_prompts and done
+        if now_s - self._shown_s > 0.1 or last:
+            self._shown_s = now_s
+            speed = self._num_tokens / max(1e-9, now_s - self._started_s)
+            end = "\n" if last else ""
+            print(f"\r{self._num_done}/{self._num_prompts} prompts, {speed:.1f} tokens/s", end=end, file=sys.stderr)
+
+
+def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """A list of prompts; a lone text or a lone list of ids is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(item, (int, np.integer)) for item in listed):
+        return [listed]
+    return listed
+
+
+def _spread(
+    params: SamplingParams | Mapping[str, Any] | Sequence[SamplingParams | Mapping[str, Any]] | None, count: int
+) -> list[SamplingParams | Mapping[str, Any] | None]:
+    if params is None or isinstance(params, (SamplingParams, Mapping)):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError("sampling_params", "invalid_value", f"{len(params)} sampling_params for {count} prompts")
+    return list(params)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""From a settled step to the columns that frontends publish: one pass over the rows that produced something.
+
+Owned by the loop's thread; runs while the next step computes. Terminal events remove their records here, so a
+request ends exactly once.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenspeed.engine.executor import StepTokens
+from tokenspeed.engine.messages import LoadNumbers, Rejection, StepOutput, TokenLogprobs
+from tokenspeed.engine.records import RequestRecord, RequestTable
+
+FINISH_NAMES = ("", "stop", "length", "abort")
+
+
+class OutcomeView(Protocol):
+    """The scheduler's `Outcome`; see tokenspeed_cc.pyi."""
+
+    @property
+    def request_ids(self) -> NDArray[np.int64]: ...
+    @property
+    def rows(self) -> NDArray[np.int32]: ...
+    @property
+    def num_tokens(self) -> NDArray[np.int32]: ...
+    @property
+    def finish(self) -> NDArray[np.uint8]: ...
+    @property
+    def prompt_tokens(self) -> NDArray[np.int32]: ...
+    @property
+    def completion_tokens(self) -> NDArray[np.int32]: ...
+    @property
+    def cached_tokens(self) -> NDArray[np.int32]: ...
+    @property
+    def matched_tokens(self) -> NDArray[np.int32]: ...
+
+
+class EndedView(Protocol):
+    """The scheduler's `Ended`."""
+
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+
+
+class OutputColumns:
+    """Gathers what one turn of the loop has to say; `take` hands it over and starts afresh."""
+
+    def __init__(self, requests: RequestTable) -> None:
+        self._requests = requests
+        self.finished: list[tuple[RequestRecord, str]] = []
+        """Records that ended since the last `take`, with the reason; for statistics."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._rids: list[str] = []
+        self._token_ids: list[list[int]] = []
+        self._counts: tuple[list[str], list[int], list[int], list[int], list[int]] = ([], [], [], [], [])
+        self._logprobs: list[TokenLogprobs | None] = []
+        self._any_logprobs = False
+        self._rejections: list[Rejection] = []
+        self.finished = []
+
+    def __bool__(self) -> bool:
+        return bool(self._rids or self._rejections)
+
+    def add_rejection(self, rejection: Rejection) -> None:
+        self._rejections.append(rejection)
+
+    def add_abort(self, record: RequestRecord, ended: EndedView) -> None:
+        """The terminal event of an aborted request, with the tokens that still waited for its stream interval."""
+        counts = (ended.prompt_tokens, ended.completion_tokens, ended.cached_tokens, -1)
+        self._append(record, [], None, "abort", counts)
+        self._end(record, "abort")
+
+    def add_step(self, outcome: OutcomeView, tokens: StepTokens) -> None:
+        """The rows of a settled step."""
+        now = time.time()
+        rows = outcome.rows
+        new_tokens = tokens.token_ids[rows].tolist()
+        columns = zip(
+            outcome.request_ids.tolist(),
+            rows.tolist(),
+            new_tokens,
+            outcome.num_tokens.tolist(),
+            outcome.finish.tolist(),
+            zip(
+                outcome.prompt_tokens.tolist(),
+                outcome.completion_tokens.tolist(),
+                outcome.cached_tokens.tolist(),
+                outcome.matched_tokens.tolist(),
+            ),
+        )
+        for request_id, row, row_tokens, num_tokens, finish, counts in columns:
+            record = self._requests[request_id]
+            emitted = row_tokens[:num_tokens] if row >= 0 else []
+            record.clock.emitted(now)
+            record.output_ids += emitted
+            logprobs = _logprobs(record, tokens, row) if emitted else None
+            if finish or record.params.stream_interval == 1 or self._interval_is_full(record, emitted, logprobs):
+                self._append(record, emitted, logprobs, FINISH_NAMES[finish], counts)
+            if finish:
+                self._end(record, FINISH_NAMES[finish])
+
+    def take(self, load: LoadNumbers) -> StepOutput:
+        """Everything gathered so far."""
+        finish, prompt, completion, cached, matched = self._counts
+        output = StepOutput(
+            rids=self._rids,
+            token_ids=self._token_ids,
+            finish=finish,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_tokens=cached,
+            matched_tokens=matched,
+            logprobs=self._logprobs if self._any_logprobs else None,
+            rejections=self._rejections,
+            load=load,
+        )
+        self._reset()
+        return output
+
+    def _append(
+        self,
+        record: RequestRecord,
+        emitted: list[int],
+        logprobs: TokenLogprobs | None,
+        finish: str,
+        counts: tuple[int, int, int, int],
+    ) -> None:
+        if record.held_tokens:
+            emitted, logprobs = _release(record, emitted, logprobs)
+        self._rids.append(record.rid)
+        self._token_ids.append(emitted)
+        self._logprobs.append(logprobs)
+        self._any_logprobs = self._any_logprobs or logprobs is not None
+        for column, value in zip(self._counts, (finish, *counts)):
+            column.append(value)  # type: ignore[arg-type]
+
+    def _interval_is_full(self, record: RequestRecord, emitted: list[int], logprobs: TokenLogprobs | None) -> bool:
+        """Whether the stream's next piece is complete with `emitted`; if not, it is kept. A first token never waits."""
+        if len(record.held_tokens) + len(emitted) >= record.params.stream_interval:
+            return True
+        if len(record.output_ids) == len(emitted):
+            return True
+        record.held_tokens += emitted
+        if logprobs is not None:
+            record.held_logprobs += zip(logprobs.values, logprobs.top_values, logprobs.top_ids)
+        return False
+
+    def _end(self, record: RequestRecord, reason: str) -> None:
+        self._requests.remove(record)
+        self.finished.append((record, reason))
+
+
+def _logprobs(record: RequestRecord, tokens: StepTokens, row: int) -> TokenLogprobs | None:
+    wanted = record.params.logprobs
+    if wanted is None or tokens.token_logprobs is None:
+        return None
+    values = [float(tokens.token_logprobs[row])]
+    if not wanted or tokens.top_values is None or tokens.top_ids is None:
+        return TokenLogprobs(values, [[]], [[]])
+    return TokenLogprobs(values, [tokens.top_values[row, :wanted].tolist()], [tokens.top_ids[row, :wanted].tolist()])
+
+
+def _release(
+    record: RequestRecord, emitted: list[int], logprobs: TokenLogprobs | None
+) -> tuple[list[int], TokenLogprobs | None]:
+    """What was held back and what came now, as one piece."""
+    tokens, held = record.held_tokens + emitted, record.held_logprobs
+    record.held_tokens, record.held_logprobs = [], []
+    if not held:
+        return tokens, logprobs
+    columns: Any = [list(column) for column in zip(*held)]
+    if logprobs is not None:
+        columns = [columns[0] + logprobs.values, columns[1] + logprobs.top_values, columns[2] + logprobs.top_ids]
+    return tokens, TokenLogprobs(*columns)

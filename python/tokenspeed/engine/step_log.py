@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+"""What the loop says about steps and requests: it feeds the clocks and meters of `observability` and logs their lines.
+
+`Prefill batch.` or `Mix batch.` for every step that prefills, `Decode batch.` every `decode_log_interval` decode
+steps, `Req: <id> Finish!` when a request ends. Called by the loop's thread with numbers that exist anyway; the one
+thing that costs a look at every row, delays of decodes, is only kept when request statistics are on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenspeed.config.resolve import LogConfig
+from tokenspeed.engine.records import RequestRecord, RequestTable
+from tokenspeed.observability.log_lines import Blocks, DecodeBatch, DecodeMeter, PrefillBatch
+from tokenspeed.observability.request_stats import finish_line
+from tokenspeed_cc import Plan, RequestCounters, Scheduler
+
+logger = logging.getLogger("tokenspeed.engine")
+
+
+class StepLog:
+    """`muted`: say nothing (warm-up)."""
+
+    def __init__(self, config: LogConfig, scheduler: Scheduler, requests: RequestTable) -> None:
+        self._config = config
+        self._scheduler = scheduler
+        self._requests = requests
+        self._meter = DecodeMeter(config.decode_log_interval) if config.decode_log_interval else None
+        self._delayed: set[int] = set()
+        self.muted = False
+
+    @property
+    def _speaks(self) -> bool:
+        return not self.muted and logger.isEnabledFor(logging.INFO)
+
+    def launched(self, plan: Plan) -> None:
+        """Set the clocks of requests that started or finished their prompt; describe a step that prefills."""
+        if plan.num_decode_rows == plan.num_rows:
+            if self._delayed:
+                self._end_delays()
+            return
+        now = time.time()
+        first = plan.num_decode_rows
+        for request_id, last_chunk in zip(plan.request_ids[first:].tolist(), plan.samples[first:].tolist()):
+            clock = self._requests[request_id].clock
+            clock.scheduled(now)
+            if last_chunk:
+                clock.prefilled(now)
+        if self._config.log_request_stats and first:
+            self._begin_delays(plan.request_ids[:first].tolist(), now)
+        if self._speaks:
+            logger.info("%s", self._prefill_batch(plan).line())
+
+    def settled(self, plan: Plan, num_tokens: NDArray[np.int32]) -> None:
+        """Count a step's tokens; every `decode_log_interval` decode steps, say how fast they come."""
+        if self._meter is None or not plan.num_decode_rows:
+            return
+        tokens_per_s = self._meter.settled(int(num_tokens.sum()), time.monotonic())
+        if tokens_per_s is not None and self._speaks:
+            logger.info("%s", self._decode_batch(plan, tokens_per_s).line())
+
+    def idle(self) -> None:
+        """Nothing runs any more."""
+        if self._meter is not None:
+            self._meter.idle()
+
+    def finished(self, record: RequestRecord, reason: str) -> None:
+        """The request's one line."""
+        self._delayed.discard(record.request_id)
+        if not self._config.log_requests or not self._speaks:
+            return
+        line = self._finish_line(record, reason, self._scheduler.stats(record.request_id))
+        if self._config.log_requests_level >= 1:
+            line += f" {record.params}"
+        if self._config.log_requests_level >= 2:
+            line += f" prompt_ids={record.prompt_ids.tolist()} output_ids={record.output_ids}"
+        logger.info("%s", line)
+
+    def aborting_all(self, reason: str) -> None:
+        logger.warning("aborting %d requests: %s", len(self._requests), reason)
+
+    def _finish_line(self, record: RequestRecord, reason: str, counters: RequestCounters) -> str:
+        if not self._config.log_request_stats:
+            per_row = counters.completion_tokens / max(1, counters.num_sampling_rows)
+            return f"Req: {record.rid} Finish! Accept_num_tokens_avg: {per_row:.2f}"
+        stats = record.clock.stats(
+            reason, counters.prompt_tokens, counters.cached_tokens, counters.completion_tokens, time.time()
+        )
+        return finish_line(record.rid, stats)
+
+    def _prefill_batch(self, plan: Plan) -> PrefillBatch:
+        load = self._scheduler.load()
+        new_ids = plan.new_slot_request_ids.tolist()
+        return PrefillBatch(
+            dp_rank=0,
+            num_new_seqs=len(new_ids),
+            num_new_tokens=len(plan.prompt_token_ids),
+            num_cached_tokens=sum(self._scheduler.stats(request_id).cached_tokens for request_id in new_ids),
+            num_decode=plan.num_decode_rows,
+            num_running=load.num_running,
+            num_queued=load.num_waiting,
+        )
+
+    def _decode_batch(self, plan: Plan, tokens_per_s: float) -> DecodeBatch:
+        load = self._scheduler.load()
+        return DecodeBatch(
+            dp_rank=0,
+            num_running=load.num_running,
+            mean_seq_len=float(plan.context_lens[: plan.num_decode_rows].mean()) + 1,
+            blocks=Blocks(load.active_blocks, load.cached_blocks, load.total_blocks),
+            tokens_per_s=tokens_per_s,
+            accept_len=None,
+            accept_rate=None,
+            num_queued=load.num_waiting,
+        )
+
+    def _begin_delays(self, request_ids: list[int], now: float) -> None:
+        for request_id in request_ids:
+            self._requests[request_id].clock.decode_delayed(True, now)
+        self._delayed.update(request_ids)
+
+    def _end_delays(self) -> None:
+        now = time.time()
+        for request_id in self._delayed:
+            self._requests[request_id].clock.decode_delayed(False, now)
+        self._delayed.clear()
