@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The wheel installs into an empty environment and gives the commands; its native parts load from where pip put them."""
+"""The wheel installs into an empty environment and gives the commands; its native parts load from there."""
 
 from __future__ import annotations
 

@@ -19,11 +19,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from typing import NoReturn
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     sys.exit(f"fetch: {message}")
 
 
@@ -83,12 +84,17 @@ class PrivateApt:
         for line in self.run("apt-cache", "policy", package).stdout.splitlines():
             if "Candidate:" in line:
                 return line.split()[1]
-        return fail(f"the suite has no package {package}") or ""
+        fail(f"the suite has no package {package}")
 
 
 def file_of(folder: pathlib.Path, package: str, version: str) -> pathlib.Path | None:
     found = sorted(folder.glob(f"{package}_{version.replace(':', '%3a')}_*.deb"))
     return found[0] if found else None
+
+
+def present(folder: pathlib.Path, package: str, version: str) -> pathlib.Path:
+    """file_of() for a file that a successful download must have left."""
+    return file_of(folder, package, version) or fail(f"apt left no file of {package} {version}")
 
 
 class Fetcher:
@@ -137,7 +143,7 @@ class Fetcher:
             if done.returncode:
                 fail(f"{p['package']}={version}: {done.stderr}")
             print(f"fetch: {p['package']} {p['version']} is retired, taking {version}", file=sys.stderr)
-            p.update(version=version, sha256=sha256(file_of(self.out, p["package"], version)))
+            p.update(version=version, sha256=sha256(present(self.out, p["package"], version)))
 
     def run(self) -> None:
         if folder := os.environ.get("TOKENSPEED_DEBS"):
@@ -145,7 +151,7 @@ class Fetcher:
         self.from_archive()
         self.replace_retired()
         for p in self.packages:
-            path = file_of(self.out, p["package"], p["version"])
+            path = present(self.out, p["package"], p["version"])
             if (found := sha256(path)) != p["sha256"]:
                 fail(f"{path.name}: sha256 is {found}, the lock says {p['sha256']}")
             path.rename(self.out / f"{p['package']}.deb")
@@ -162,7 +168,7 @@ def refresh(path: pathlib.Path) -> None:
             done = apt.run("apt-get", "download", f"{p['package']}={version}", cwd=out)
             if done.returncode:
                 fail(f"{p['package']}={version}: {done.stderr}")
-            p.update(version=version, sha256=sha256(file_of(out, p["package"], version)))
+            p.update(version=version, sha256=sha256(present(out, p["package"], version)))
     path.write_text(json.dumps(lock, indent=1) + "\n")
 
 
