@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+//
+// A device that remembers what was written where. A cell of a block holds the hash of the whole prefix that
+// its KV stands for, and the weights that made it. Running a plan on it checks that every row reads exactly
+// the prefix that it should: a block reused too early, shared wrongly or never written is seen at once.
+// Steps run in the order of their launch, as on a stream. Test code only.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cc/cache/block_tables.h"
+#include "cc/scheduler/config.h"
+#include "cc/scheduler/plan.h"
+
+namespace tokenspeed::testing {
+
+class DeviceModel {
+ public:
+  explicit DeviceModel(const SchedulerConfig& config);
+
+  // Makes a request known: what it starts from decides the content of its cells.
+  void Know(const RequestSpec& spec);
+  void SetWeightVersion(int64_t version) { version_ = version; }
+
+  struct StepTokens {
+    std::vector<int32_t> token_ids;  // [rows, width]
+    std::vector<int32_t> num_tokens;
+  };
+  // Runs a plan: copies, checks the context of every row, writes its query, samples by `next_token`
+  // (request, position) and accepts `accepted` of the drafts. Throws std::logic_error on a wrong read.
+  template <class NextToken>
+  StepTokens Run(const Plan& plan, const BlockTables& tables, int32_t accepted, NextToken next_token);
+
+ private:
+  struct Cell {
+    uint64_t prefix = 0;
+    int64_t version = -1;
+  };
+  struct Sequence {
+    uint64_t root;
+    std::vector<int32_t> tokens;  // prompt and everything sampled so far
+  };
+
+  Cell& At(const BlockTables& tables, int32_t slot, int32_t position);
+  void CheckContext(const Plan& plan, size_t row, const BlockTables& tables);
+  void Write(const Plan& plan, size_t row, const BlockTables& tables, const std::vector<int32_t>& query);
+  std::vector<int32_t> QueryOf(const Plan& plan, size_t row, size_t& prompt_at);
+
+  int32_t block_size_;
+  int32_t width_;
+  int64_t version_ = 0;
+  std::vector<Cell> cells_;
+  std::map<int64_t, Sequence> sequences_;
+};
+
+template <class NextToken>
+DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const BlockTables& tables, int32_t accepted,
+                                         NextToken next_token) {
+  for (const BlockCopy& copy : plan.block_copies) {
+    for (int32_t i = 0; i < block_size_; ++i) {
+      cells_[static_cast<size_t>(copy.to * block_size_ + i)] =
+          cells_[static_cast<size_t>(copy.from * block_size_ + i)];
+    }
+  }
+  const auto num_rows = static_cast<size_t>(plan.num_rows());
+  const auto width = static_cast<size_t>(width_);
+  StepTokens result{std::vector<int32_t>(num_rows * width, 0), std::vector<int32_t>(num_rows, 0)};
+  size_t prompt_at = 0;
+  for (size_t row = 0; row < num_rows; ++row) {
+    const bool decodes = static_cast<int32_t>(row) < plan.num_decode_rows;
+    CheckContext(plan, row, tables);
+    std::vector<int32_t> query = QueryOf(plan, row, prompt_at);
+    const int64_t id = plan.request_ids[row];
+    Sequence& sequence = sequences_.at(id);
+    const int32_t count = plan.samples[row] == 0 ? 0 : decodes ? std::min(accepted, plan.query_lens[row]) : 1;
+    std::vector<int32_t> sampled;
+    for (int32_t i = 0; i < count; ++i) {
+      sampled.push_back(next_token(id, static_cast<int64_t>(sequence.tokens.size()) + i));
+    }
+    // Drafts that are accepted are what will be sampled; the others are rubbish.
+    for (int32_t i = 0; i + 1 < count; ++i) query.push_back(sampled[static_cast<size_t>(i)]);
+    while (static_cast<int32_t>(query.size()) < plan.query_lens[row]) query.push_back(999'999);
+    Write(plan, row, tables, query);
+    for (size_t i = 0; i < sampled.size(); ++i) result.token_ids[row * width + i] = sampled[i];
+    result.num_tokens[row] = count;
+    sequence.tokens.insert(sequence.tokens.end(), sampled.begin(), sampled.end());
+  }
+  return result;
+}
+
+}  // namespace tokenspeed::testing
