@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 import tokenspeed_cc
@@ -135,12 +136,15 @@ def _free_bytes(config: Config, hardware: Hardware, device: torch.device) -> int
 
 
 def _allocate(shape: tuple[int, ...], num_layers: int, device: DeviceConfig) -> KVCaches:
-    """Zeroed, so that what a padding row reads is finite. On the CPU, pages become real when first written."""
-    dtype = getattr(torch, device.dtype)
-    return [
-        (torch.zeros(shape, dtype=dtype, device=device.device), torch.zeros(shape, dtype=dtype, device=device.device))
-        for _ in range(num_layers)
-    ]
+    """Zeroed, so that what a padding row reads is finite."""
+
+    def cache() -> torch.Tensor:
+        if device.device == "cpu":
+            # numpy's zeros are pages that become real when first written; torch's are written here and now.
+            return torch.from_numpy(np.zeros(shape, np.dtype(device.dtype)))
+        return torch.zeros(shape, dtype=getattr(torch, device.dtype), device=device.device)
+
+    return [(cache(), cache()) for _ in range(num_layers)]
 
 
 def _executor(runner: ModelRunner, config: Config) -> Executor:

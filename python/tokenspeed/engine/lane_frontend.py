@@ -188,5 +188,5 @@ def to_batch(output: StepOutput, engine_index: int) -> wire.BatchTokenIDOutSlim:
         batch["output_top_logprobs_idx"] = [entry.top_ids if entry else [] for entry in logprobs] + tail
     if rejected:
         batch["finished_status_codes"] = [None] * len(output.rids) + [rejection.status for rejection in rejected]
-        batch["finished_messages"] = [None] * len(output.rids) + [rejection.message for rejection in rejected]
+        batch["finished_messages"] = [None] * len(output.rids) + [f"{r.code}: {r.message}" for r in rejected]
     return wire.BatchTokenIDOutSlim(**batch)

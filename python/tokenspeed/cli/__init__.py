@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""The commands `ts` (also `tokenspeed`) and `smg`: they parse, start processes and print; nothing imports them."""

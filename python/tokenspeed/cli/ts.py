@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: MIT
+"""`ts COMMAND`: serve, env, kernels, version. Each command's work is in its own module and imported when asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from tokenspeed.cli._proc import die_with_parent
+from tokenspeed.cli.errors import USAGE, reporting
+from tokenspeed.version import __version__
+
+HELP = """\
+usage: ts COMMAND ...
+
+  serve [MODEL] [flags]       one engine and one gateway, supervised; `ts serve --help` lists the flags
+  serve --headless [flags]    an engine alone, which dials a gateway
+  kernels explain [OP ...]    which kernel runs an operation here, and why the others do not
+  env                         versions and hardware, for a bug report
+  version                     the version (also --version)
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 0, 1 when something failed, 2 when the command line or the model is wrong."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    die_with_parent()
+    command, rest = (words[0], words[1:]) if words else ("--help", [])
+    if command == "serve":
+        from tokenspeed.cli import serve
+
+        return reporting("ts serve", lambda: serve.main(rest))
+    if command == "kernels":
+        return _kernels(rest)
+    if command == "env":
+        from tokenspeed.cli import env
+
+        print(env.report())
+        return 0
+    if command in ("version", "--version"):
+        print(__version__)
+        return 0
+    if command in ("--help", "-h", "help"):
+        print(HELP, end="")
+        return 0
+    print(f"ts: error: {command}: no such command (serve, kernels, env, version)", file=sys.stderr)
+    return USAGE
+
+
+def _kernels(rest: list[str]) -> int:
+    if rest[:1] != ["explain"]:
+        print("ts kernels: error: usage: ts kernels explain [OP] [name=value ...]", file=sys.stderr)
+        return USAGE
+    from tokenspeed_kernel import explain
+
+    return explain.main(rest[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
