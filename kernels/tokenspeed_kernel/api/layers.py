@@ -59,7 +59,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Returns a contiguous tensor of x's shape and dtype.
     """
-    return solve(ops.NORM_RMS, x.device.type, x.dtype)(x, weight, eps)
+    return solve(ops.NORM_RMS, x.device.type, x.dtype, weight.shape[0], weight.dtype)(x, weight, eps)
 
 
 def add_rms_norm(
@@ -74,7 +74,7 @@ def add_rms_norm(
     Returns (rms_norm(x + residual), x + residual). `residual` may be overwritten with the sum and returned;
     use only what is returned. `x` is not changed.
     """
-    return solve(ops.NORM_ADD_RMS, x.device.type, x.dtype)(x, residual, weight, eps)
+    return solve(ops.NORM_ADD_RMS, x.device.type, x.dtype, weight.shape[0], weight.dtype)(x, residual, weight, eps)
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:

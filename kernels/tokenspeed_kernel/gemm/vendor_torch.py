@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Dense products and look-ups by torch, which calls cuBLAS on GPUs and the host's BLAS on CPUs."""
+"""Dense products and look-ups on GPUs by torch, which calls cuBLAS."""
 
 from __future__ import annotations
 
 import torch
 
 from tokenspeed_kernel.quant.packed import DENSE_FORMATS, ROWS_LAYOUT, Weight
-from tokenspeed_kernel.registry import Band, anywhere, cuda, kernel
+from tokenspeed_kernel.registry import Band, cuda, kernel
 
 
 def _product(dtype: torch.dtype, format: str) -> None:
     @kernel(
         "gemm.linear",
         name=f"torch_{format}",
-        needs=anywhere(),
+        needs=cuda(7),
         dtypes={dtype},
         traits={"weight_format": {format}, "weight_layout": {ROWS_LAYOUT}},
         band=Band.PORTABLE,

@@ -168,16 +168,22 @@ _NORM_SHAPES = ((1, 64), (3, 576), (5, 1000), (2, 4096))
 def _rms_norm(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
     for tokens, hidden in _NORM_SHAPES:
         x, weight = normal(generator, tokens, hidden, dtype=dtype), normal(generator, hidden, dtype=dtype)
-        yield Case("norm.rms", f"[{tokens}, {hidden}]", dtype, (x, weight, 1e-5))
+        yield Case("norm.rms", f"[{tokens}, {hidden}]", dtype, (x, weight, 1e-5), traits=_norm_traits(weight))
     heads = strided_tokens(normal(generator, 4, 6, 64, dtype=dtype))
-    yield Case("norm.rms", "heads of strided tokens", dtype, (heads, normal(generator, 64), 1e-6))
+    weight = normal(generator, 64)
+    yield Case("norm.rms", "heads of strided tokens", dtype, (heads, weight, 1e-6), traits=_norm_traits(weight))
+
+
+def _norm_traits(weight: torch.Tensor) -> dict[str, Hashable]:
+    return {"hidden": weight.shape[0], "weight_dtype": weight.dtype}
 
 
 def _add_rms_norm(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    for tokens, hidden in _NORM_SHAPES:
+    for tokens, hidden in (*_NORM_SHAPES, (3, 8192), (2, 16384)):
         x, residual = (normal(generator, tokens, hidden, dtype=dtype) for _ in range(2))
         weight = normal(generator, hidden, dtype=dtype)
-        yield Case("norm.add_rms", f"[{tokens}, {hidden}]", dtype, (x, residual, weight, 1e-5))
+        args = (x, residual, weight, 1e-5)
+        yield Case("norm.add_rms", f"[{tokens}, {hidden}]", dtype, args, traits=_norm_traits(weight))
 
 
 def _silu_and_mul(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:

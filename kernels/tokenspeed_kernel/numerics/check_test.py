@@ -22,7 +22,8 @@ RUNNABLE = [
 
 
 def test_every_operation_has_cases_but_preparation_which_runs_in_the_gemm_cases() -> None:
-    assert set(operations()) - set(covered_ops()) == {"quant.prepare"}
+    declared = {op for op in operations() if not op.startswith("test.")}
+    assert declared - set(covered_ops()) == {"quant.prepare"}
 
 
 @pytest.mark.parametrize("item", RUNNABLE)

@@ -7,6 +7,7 @@ Shapes, dtypes and meaning of the arguments are stated once, in `api`; a solutio
 from tokenspeed_kernel.registry.spec import declare_op
 
 _WEIGHT = ("weight_format", "weight_layout")
+_NORM = ("hidden", "weight_dtype")
 
 ATTENTION_PAGED = declare_op(
     "attention.paged",
@@ -16,8 +17,8 @@ ATTENTION_PAGED = declare_op(
 GEMM_LINEAR = declare_op("gemm.linear", _WEIGHT, "x @ weight.T + bias, dense or packed weight")
 GEMM_EMBEDDING = declare_op("gemm.embedding", _WEIGHT, "rows of a dense or packed table")
 QUANT_PREPARE = declare_op("quant.prepare", ("weight_format",), "re-pack a weight once for the device that uses it")
-NORM_RMS = declare_op("norm.rms", (), "root-mean-square normalisation")
-NORM_ADD_RMS = declare_op("norm.add_rms", (), "residual addition fused with root-mean-square normalisation")
+NORM_RMS = declare_op("norm.rms", _NORM, "root-mean-square normalisation")
+NORM_ADD_RMS = declare_op("norm.add_rms", _NORM, "residual addition fused with root-mean-square normalisation")
 ACTIVATION_SILU_AND_MUL = declare_op("activation.silu_and_mul", (), "silu(gate) * up over halves of the last axis")
 ROPE_NEOX = declare_op("rope.neox", ("head_dim", "rot_dim"), "rotary embedding in place, half-split pairs")
 KVCACHE_STORE = declare_op("kvcache.store", ("head_dim", "block_size", "kv_dtype"), "write keys and values to slots")

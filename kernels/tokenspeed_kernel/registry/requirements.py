@@ -43,12 +43,12 @@ def cpu(*features: str) -> Requirement:
 
 
 def cuda(
-    major: int, minor: int = 0, *, only_major: bool = False, also: Callable[[], str | None] | None = None
+    major: int, minor: int = 0, *, only_major: bool = False, also: Callable[[Platform], str | None] | None = None
 ) -> Requirement:
     """Runs on CUDA tensors where the capability is at least `major.minor`.
 
     only_major: machine code that a later major capability cannot run.
-    also: one more check made once the capability fits, such as for a compiled file; returns the reason it fails.
+    also: one more check once the capability fits, such as for a compiled file; returns why it fails, or None.
     """
 
     def check(platform: Platform) -> str | None:
@@ -58,6 +58,6 @@ def cuda(
         if have < (major, minor) or (only_major and have[0] != major):
             bound = "" if only_major else " or later"
             return f"needs compute capability {major}.{minor}{bound}, this GPU has {have[0]}.{have[1]}"
-        return also() if also is not None else None
+        return also(platform) if also is not None else None
 
     return Requirement("cuda", check)

@@ -179,7 +179,7 @@ def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_environment_forces_a_solution_and_a_wrong_one_is_refused() -> None:
     code = (
         "import torch, tokenspeed_kernel.registry as r\n"
-        "print(r.select('norm.rms', r.Signature('cpu', torch.float32)).name)"
+        "print(r.select('norm.rms', r.Signature('cpu', torch.float32, (64, torch.float32))).name)"
     )
     done = run_python(code, TOKENSPEED_KERNEL_OVERRIDES="norm.rms=reference")
     assert (done.returncode, done.stdout.strip()) == (0, "reference"), done.stderr
@@ -194,7 +194,10 @@ def test_explain_command_lists_explains_and_refuses() -> None:
     told = run_python(code.format(["norm.rms", "device=cpu", "dtype=float32"]))
     assert "reference" in told.stdout and "call: device=cpu, dtype=float32" in told.stdout
     refused = run_python(code.format(["norm.rms", "colour=red"]))
-    assert (refused.returncode, refused.stderr) == (2, "error: norm.rms has no trait 'colour'; known: none\n")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "error: norm.rms has no trait 'colour'; known: hidden, weight_dtype\n",
+    )
 
 
 @pytest.mark.parametrize("value", ["no_such_module_for_a_kernel_plugin", "tokenspeed_kernel.registry:no_such_name"])

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+//
+// 16-byte vectors of the three activation types, and sums over a block.
+//
+// Included by every kernel here. Device code only: no host function, no launch, no global state.
+// A Pack holds 16 bytes of T (four floats, eight halves); memory is touched only through whole packs, so a warp's
+// access is 512 contiguous bytes. Arithmetic is always float.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+namespace tokenspeed {
+
+__device__ inline float ToFloat(float value) { return value; }
+__device__ inline float ToFloat(__half value) { return __half2float(value); }
+__device__ inline float ToFloat(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <typename T>
+__device__ T FromFloat(float value);
+template <>
+__device__ inline float FromFloat<float>(float value) {
+  return value;
+}
+template <>
+__device__ inline __half FromFloat<__half>(float value) {
+  return __float2half_rn(value);
+}
+template <>
+__device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
+
+template <typename T>
+struct alignas(16) Pack {
+  static constexpr int kSize = 16 / sizeof(T);
+  T values[kSize];
+};
+
+template <typename T>
+__device__ inline Pack<T> LoadPack(const T* base, int64_t index) {
+  return reinterpret_cast<const Pack<T>*>(base)[index];
+}
+
+template <typename T>
+__device__ inline void StorePack(T* base, int64_t index, const Pack<T>& pack) {
+  reinterpret_cast<Pack<T>*>(base)[index] = pack;
+}
+
+__device__ inline float WarpSum(float value) {
+  for (int lane = 16; lane > 0; lane >>= 1) value += __shfl_xor_sync(0xffffffffu, value, lane);
+  return value;
+}
+
+// The sum over all threads of the block, in every thread. `scratch` is 32 floats of shared memory; the caller does
+// not use it again before another barrier.
+__device__ inline float BlockSum(float value, float* scratch) {
+  const int lane = threadIdx.x & 31;
+  const int warp = threadIdx.x >> 5;
+  value = WarpSum(value);
+  if (lane == 0) scratch[warp] = value;
+  __syncthreads();
+  const int num_warps = (blockDim.x + 31) >> 5;
+  return WarpSum(lane < num_warps ? scratch[lane] : 0.0f);
+}
+
+}  // namespace tokenspeed

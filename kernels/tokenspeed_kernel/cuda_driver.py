@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+"""Loading our compiled CUDA kernels and launching them on torch's stream, through the driver API.
+
+A fatbin beside its source in csrc/cuda holds machine code for the GPUs we name; there is no PTX in it, so nothing
+is compiled at run time. `CudaModule` opens one lazily, once per device, in torch's (primary) context. Launches are
+asynchronous and may be captured in a CUDA graph; failures are RuntimeError with the driver's own words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tokenspeed_kernel.registry import Platform
+
+_FATBIN_FOLDER = Path(__file__).parent / "csrc" / "cuda"
+_FATBIN_MAGIC = 0xBA55ED50
+_MACHINE_CODE = 2
+_ONE_ARCH_ONLY = 1 << 20
+
+
+class Image(NamedTuple):
+    """One machine-code image of a fatbin. exact: made for that capability alone, as sm_90a is."""
+
+    major: int
+    minor: int
+    exact: bool
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Machine code runs on its own major capability from its minor on."""
+        if self.exact:
+            return capability == (self.major, self.minor)
+        return capability[0] == self.major and capability[1] >= self.minor
+
+
+def read_fatbin(path: Path) -> list[Image]:
+    """The machine-code images in a fatbin file; ValueError when it is not one."""
+    data = path.read_bytes()
+    if len(data) < 16 or struct.unpack_from("<I", data)[0] != _FATBIN_MAGIC:
+        raise ValueError(f"{path} is not a fatbin")
+    images = []
+    at = 16
+    while at < len(data):
+        kind, _, header_size, size = struct.unpack_from("<HHIQ", data, at)
+        arch, flags = struct.unpack_from("<I8xI", data, at + 28)
+        if kind == _MACHINE_CODE:
+            images.append(Image(arch // 10, arch % 10, bool(flags & _ONE_ARCH_ONLY)))
+        at += header_size + size
+    return images
+
+
+def fatbin_for(name: str) -> Callable[[Platform], str | None]:
+    """A check for `needs`: the fatbin of csrc/cuda/NAME.cu is built and holds code for the platform's GPU."""
+
+    def check(platform: Platform) -> str | None:
+        path = _FATBIN_FOLDER / f"{name}.fatbin"
+        if not path.exists():
+            return f"csrc/cuda/{name}.fatbin is not built; run tools/build_native.sh cuda"
+        capability = platform.cuda_capability
+        if capability is None or not any(image.runs_on(capability) for image in read_fatbin(path)):
+            return f"csrc/cuda/{name}.fatbin holds no code for this GPU; set CUDA_ARCHS and build again"
+        return None
+
+    return check
+
+
+class CudaModule:
+    """The kernels of one fatbin."""
+
+    def __init__(self, name: str) -> None:
+        self._path = _FATBIN_FOLDER / f"{name}.fatbin"
+        self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
+        self._modules: dict[int, ctypes.c_void_p] = {}
+        self._lock = threading.Lock()
+
+    def launch(
+        self, function: str, device: torch.device, num_blocks: int, num_threads: int, arguments: Sequence[Any]
+    ) -> None:
+        """Start `function` on torch's current stream of `device`; arguments are ctypes values."""
+        ordinal = torch.cuda.current_device() if device.index is None else device.index
+        _use_device(ordinal)
+        handle = self._functions.get((ordinal, function)) or self._find(ordinal, function)
+        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
+        stream = ctypes.c_void_p(torch.cuda.current_stream(ordinal).cuda_stream)
+        _call("cuLaunchKernel", handle, num_blocks, 1, 1, num_threads, 1, 1, 0, stream, pointers, None)
+
+    def _find(self, ordinal: int, function: str) -> ctypes.c_void_p:
+        with self._lock:
+            if ordinal not in self._modules:
+                module = ctypes.c_void_p()
+                _call("cuModuleLoadData", ctypes.byref(module), self._path.read_bytes())
+                self._modules[ordinal] = module
+            handle = ctypes.c_void_p()
+            _call("cuModuleGetFunction", ctypes.byref(handle), self._modules[ordinal], function.encode())
+            self._functions[ordinal, function] = handle
+            return handle
+
+
+_thread = threading.local()
+
+
+def _use_device(ordinal: int) -> None:
+    """Make torch's context of the device current in this thread, which torch itself does only when it must."""
+    if getattr(_thread, "ordinal", None) == ordinal:
+        return
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _call("cuInit", 0)
+    _call("cuDeviceGet", ctypes.byref(device), ordinal)
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    _call("cuCtxSetCurrent", context)
+    _thread.ordinal = ordinal
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    status = getattr(_driver(), name)(*arguments)
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        raise RuntimeError(f"{name} failed: {(text.value or b'unknown error').decode()} ({status})")
