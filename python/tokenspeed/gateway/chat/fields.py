@@ -224,6 +224,8 @@ def caller_names(fields: SamplingFields) -> dict[str, str]:
     names = dict(_BOUNDS_FOR)
     if fields.max_completion_tokens is not None:
         names["max_new_tokens"] = "max_completion_tokens"
+    if "top_logprobs" in fields.__struct_fields__:
+        names["logprobs"] = "top_logprobs"
     return names
 
 

@@ -123,7 +123,7 @@ def to_wire(params: SamplingParams, seed: int, max_new_tokens: int) -> SamplingP
         thinking_budget=None,
         custom_params=None,
         stream_interval=None,
-        logit_bias={token: bias for token, bias in (params.logit_bias or {}).items()} or None,
+        logit_bias=dict((params.logit_bias or {}).items()) or None,
         seed=seed,
         logprobs=None,
         n=1,

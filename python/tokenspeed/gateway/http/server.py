@@ -32,6 +32,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _ID_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 _MAX_ID_LENGTH = 256
 _JSON = "application/json"
+_REQUEST_ID = web.RequestKey("request_id", str)
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +81,7 @@ class Server:
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         begun_s = time.monotonic()
         request_id = self._request_id(request)
-        request["id"] = request_id
+        request[_REQUEST_ID] = request_id
         metrics = self._service.metrics
         metrics.http_started()
         status, code = 499, "client_closed_request"  # unless an answer comes about
@@ -114,7 +115,7 @@ class Server:
             raise
         except Exception:
             # The border: one request's bug must not take the others with it, and it must not pass unseen.
-            logger.exception("request %s failed", request["id"])
+            logger.exception("request %s failed", request[_REQUEST_ID])
             return _error_response(ApiError(500, "internal_error", "this server failed; its log says why"))
 
     def _request_id(self, request: web.Request) -> str:
@@ -127,7 +128,7 @@ class Server:
     def _generation(self, make_job: MakeJob) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
             self._keys.check(request.headers.get("authorization"))
-            return await self._service.handle(request, request["id"], make_job)
+            return await self._service.handle(request, request[_REQUEST_ID], make_job)
 
         return handler
 

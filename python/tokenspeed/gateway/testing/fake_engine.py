@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tokenspeed.rpc.lane import address, wire
-from tokenspeed.rpc.lane.engine_end import EngineLane, LaneLost
+from tokenspeed.rpc.lane.engine_end import EngineLane, LaneLost, LaneTimeout
 from tokenspeed.rpc.lane.wire import AddRequest, BatchTokenIDOutSlim, ControlCall, TokenizedGenerateReqInput
 
 END_TOKEN = 2
+"""Ends an answer unless the request ignores it."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,8 @@ class FakeEngine:
     def _run(self) -> None:
         while not self._stop.is_set():
             lane = EngineLane(address.handshake_address(self._url), 0, self._ready)
-            lane.connect(timeout_s=60)
             try:
+                self._dial(lane)
                 while not self._stop.is_set():
                     self._turn(lane)
             except LaneLost:
@@ -118,6 +119,13 @@ class FakeEngine:
             if not self._goodbye:
                 lane._output = None
             lane.close()
+
+    def _dial(self, lane: EngineLane) -> None:
+        while not self._stop.is_set():
+            try:
+                return lane.connect(timeout_s=0.5)
+            except LaneTimeout:
+                continue
 
     def _turn(self, lane: EngineLane) -> None:
         for message in lane.poll(0 if self._active else 0.02):

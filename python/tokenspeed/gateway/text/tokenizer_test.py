@@ -62,10 +62,12 @@ def test_the_embedded_model_encodes_as_transformers_does(text: str) -> None:
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(text=st.text(st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"]), max_size=40))
+@given(text=st.text(max_size=40))
 def test_any_text_survives_the_way_there_and_back_at_every_cut(text: str) -> None:
-    # This vocabulary has no token for the bytes F1 to F4, with which characters from U+40000 on begin.
+    # This vocabulary lacks tokens for some bytes (control characters, those that begin characters from U+40000 on);
+    # texts with them lose them, here as in transformers.
     tokenizer = embedded()
+    text = "".join(c for c in text if all(tokenizer.token_id(_CHARACTERS[b]) is not None for b in c.encode()))
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
     for cut in range(len(ids) + 1):
