@@ -36,7 +36,7 @@ cc_library(
 """
 
 # Not needed to run: C++ headers and tests of torch are half of its files.
-PRUNE = ("torch/include", "torch/test", "torch/share/cmake", "bin")
+PRUNE = ("torch/include", "torch/test", "torch/share/cmake")
 
 
 def install(spec: dict, site: pathlib.Path) -> None:
@@ -89,6 +89,9 @@ def settle(site: pathlib.Path) -> None:
         junk.unlink()
     for name in PRUNE:
         shutil.rmtree(site / name, ignore_errors=True)
+    for script in site.glob("bin/*"):  # they begin with this interpreter's path; programs such as ruff do not
+        if script.read_bytes()[:2] == b"#!":
+            script.unlink()
     compileall.compile_dir(
         str(site),
         quiet=2,
