@@ -56,7 +56,18 @@ void Scheduler::CheckRequests() const {
     rows_counted += request->rows_in_flight;
   }
   int64_t rows_in_tickets = 0;
-  for (const Ticket& ticket : tickets_) rows_in_tickets += static_cast<int64_t>(ticket.rows.size());
+  for (size_t i = 0; i < tickets_.size(); ++i) {
+    rows_in_tickets += static_cast<int64_t>(tickets_[i].rows.size());
+    Check(tickets_[i].copy_sources.size() == tickets_[i].plan->block_copies.size(),
+          "the source of a copy is kept until the copy ran");
+    for (const Row& row : tickets_[i].rows) {
+      const auto is_heir = [&](const Ticket& ticket) {
+        return std::ranges::any_of(ticket.estates, [&](const Estate& e) { return e.request == row.request; });
+      };
+      const bool kept = std::any_of(tickets_.begin() + static_cast<std::ptrdiff_t>(i), tickets_.end(), is_heir);
+      Check(kept || HomeOf(row.request->state) != nullptr, "what a step in flight uses is held");
+    }
+  }
   Check(rows_counted == rows_in_tickets, "rows in flight are counted right");
   for (const auto* residents : {&prefilling_, &decoding_}) {
     for (Request* request : *residents) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -61,7 +62,11 @@ class DeviceModel {
 template <class NextToken>
 DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const BlockTables& tables, int32_t accepted,
                                          NextToken next_token) {
+  // Copies of one step may run in any order, so none may write what another one reads.
   for (const BlockCopy& copy : plan.block_copies) {
+    for (const BlockCopy& other : plan.block_copies) {
+      if (copy.from == other.to) throw std::logic_error("a block is both copied from and copied to");
+    }
     for (int32_t i = 0; i < block_size_; ++i) {
       cells_[static_cast<size_t>(copy.to * block_size_ + i)] =
           cells_[static_cast<size_t>(copy.from * block_size_ + i)];
