@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-#include <cstdint>
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <set>
 #include <type_traits>
 #include <vector>

@@ -9,9 +9,12 @@
 
 namespace tokenspeed {
 
-constexpr int32_t CeilDiv(int32_t value, int32_t divisor) { return (value + divisor - 1) / divisor; }
+constexpr int32_t CeilDiv(int32_t value, int32_t divisor) {
+  return (value + divisor - 1) / divisor;
+}
 
-// Removes the first element equal to `value`, keeping the order of the rest. True when one was there.
+// Removes the first element equal to `value`, keeping the order of the rest. True when one was
+// there.
 template <class T>
 bool EraseFirst(std::vector<T>& from, const T& value) {
   for (auto it = from.begin(); it != from.end(); ++it) {

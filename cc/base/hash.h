@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
-// The chained block hash: hash(block i) depends on every token before it and on the identity (weight
-// version, cache salt, adapter) at the root. It is a finder and a public name (KV events carry it), never a
-// proof: the prefix index compares tokens, so that a collision costs a hit and not correctness.
-// Stable over processes and machines: fixed constants, no seed, little-endian arithmetic on integers.
+// The chained block hash: hash(block i) depends on every token before it and on the identity
+// (weight version, cache salt, adapter) at the root. It is a finder and a public name (KV events
+// carry it), never a proof: the prefix index compares tokens, so that a collision costs a hit and
+// not correctness. Stable over processes and machines: fixed constants, no seed, little-endian
+// arithmetic on integers.
 
 #pragma once
 
@@ -24,7 +25,8 @@ constexpr uint64_t HashCombine(uint64_t seed, uint64_t value) {
   return MixBits(seed + 0x9e3779b97f4a7c15ULL + MixBits(value));
 }
 
-// Hash of one block of tokens after the chain `parent`. Two multiply lanes hide the latency of the chain.
+// Hash of one block of tokens after the chain `parent`. Two multiply lanes hide the latency of the
+// chain.
 constexpr uint64_t HashTokens(uint64_t parent, std::span<const int32_t> tokens) {
   constexpr uint64_t kLaneA = 0x9e3779b97f4a7c15ULL;
   constexpr uint64_t kLaneB = 0xc2b2ae3d27d4eb4fULL;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// Strong integer ids. A block number, a slot number and a request number are different types, so that
-// none can be handed over where another is meant. They cost what an integer costs, order like integers
-// (every tie in the scheduler is broken by an id, never by an address) and hash like integers.
-// Pure values: no thread, no memory.
+// Strong integer ids. A block number, a slot number and a request number are different types, so
+// that none can be handed over where another is meant. They cost what an integer costs, order like
+// integers (every tie in the scheduler is broken by an id, never by an address) and hash like
+// integers. Pure values: no thread, no memory.
 
 #pragma once
 

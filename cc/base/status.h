@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// Errors have an owner. `Status` and `Result<T>` carry the caller's faults: they are returned, name the
-// field or the limit, and leave the state as it was. `Check` guards our own invariants: a broken one throws
-// `InvariantViolation` with the invariant in words, and the process is expected to end.
-// Nothing else is thrown by the control plane.
+// Errors have an owner. `Status` and `Result<T>` carry the caller's faults: they are returned, name
+// the field or the limit, and leave the state as it was. `Check` guards our own invariants: a
+// broken one throws `InvariantViolation` with the invariant in words, and the process is expected
+// to end. Nothing else is thrown by the control plane.
 
 #pragma once
 
@@ -33,16 +33,18 @@ class InvariantViolation : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Reads a value out of a Result only where ok() was seen; asking for the value of a refusal is our own bug.
+// Reads a value out of a Result only where ok() was seen; asking for the value of a refusal is our
+// own bug.
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : held_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
-  Result(Status status) : held_(std::move(status)) {}   // NOLINT(google-explicit-constructor)
+  Result(T value) : held_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
+  Result(Status status) : held_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
   bool ok() const { return std::holds_alternative<T>(held_); }
   const Status& status() const { return std::get<Status>(held_); }
   T& value() {
-    if (!ok()) throw InvariantViolation("the value of a refused result was read: " + status().reason());
+    if (!ok())
+      throw InvariantViolation("the value of a refused result was read: " + status().reason());
     return std::get<T>(held_);
   }
 
@@ -51,7 +53,8 @@ class [[nodiscard]] Result {
 };
 
 inline void Check(bool holds, const char* invariant) {
-  if (!holds) [[unlikely]] throw InvariantViolation(invariant);
+  if (!holds) [[unlikely]]
+    throw InvariantViolation(invariant);
 }
 
 }  // namespace tokenspeed

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// The Python face of the scheduler: names, views and errors, no logic. Arrays of a Plan or an Outcome are
-// read-only numpy views that keep their owner alive; tokenspeed_cc.pyi is the documentation. The GIL is
-// released while the scheduler works. A refusal becomes ValueError, a broken invariant RuntimeError.
+// The Python face of the scheduler: names, views and errors, no logic. Arrays of a Plan or an
+// Outcome are read-only numpy views that keep their owner alive; tokenspeed_cc.pyi is the
+// documentation. The GIL is released while the scheduler works. A refusal becomes ValueError, a
+// broken invariant RuntimeError.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -43,9 +44,8 @@ py::array View(const std::vector<T>& values, py::handle owner) {
 // Adds a property `name` that views the vector `member` of an immutable C++ object.
 template <class Class, class Owner, class T>
 void DefView(Class& cls, const char* name, const std::vector<T> Owner::* member) {
-  cls.def_property_readonly(name, [member](py::object self) {
-    return View(self.cast<const Owner&>().*member, self);
-  });
+  cls.def_property_readonly(
+      name, [member](py::object self) { return View(self.cast<const Owner&>().*member, self); });
 }
 
 std::vector<int32_t> Copy(const TokenArray& array, const char* field) {
@@ -55,13 +55,20 @@ std::vector<int32_t> Copy(const TokenArray& array, const char* field) {
 
 void BindConfig(py::module_& m) {
   py::class_<SchedulerConfig>(m, "SchedulerConfig")
-      .def(py::init([](int32_t num_blocks, int32_t block_size, int32_t max_num_seqs, int32_t max_model_len,
-                       int32_t max_batched_tokens, bool chunked_prefill, int32_t overlap_depth,
-                       int32_t verify_width, int32_t max_decode_gap_tokens, bool enable_prefix_caching,
-                       std::vector<int32_t> eos_token_ids) {
-             return SchedulerConfig{num_blocks,    block_size,    max_num_seqs, max_model_len,
-                                    max_batched_tokens, chunked_prefill, overlap_depth, verify_width,
-                                    max_decode_gap_tokens, enable_prefix_caching,
+      .def(py::init([](int32_t num_blocks, int32_t block_size, int32_t max_num_seqs,
+                       int32_t max_model_len, int32_t max_batched_tokens, bool chunked_prefill,
+                       int32_t overlap_depth, int32_t verify_width, int32_t max_decode_gap_tokens,
+                       bool enable_prefix_caching, std::vector<int32_t> eos_token_ids) {
+             return SchedulerConfig{num_blocks,
+                                    block_size,
+                                    max_num_seqs,
+                                    max_model_len,
+                                    max_batched_tokens,
+                                    chunked_prefill,
+                                    overlap_depth,
+                                    verify_width,
+                                    max_decode_gap_tokens,
+                                    enable_prefix_caching,
                                     std::move(eos_token_ids)};
            }),
            py::kw_only(), py::arg("num_blocks"), py::arg("block_size"), py::arg("max_num_seqs"),
@@ -84,9 +91,15 @@ void BindConfig(py::module_& m) {
       .def(py::init([](int64_t request_id, const TokenArray& token_ids, int32_t max_new_tokens,
                        int32_t min_new_tokens, std::vector<int32_t> stop_token_ids, bool ignore_eos,
                        int32_t priority, int64_t cache_salt, int64_t adapter) {
-             return RequestSpec{RequestId(request_id), Copy(token_ids, "token_ids"), max_new_tokens,
-                                min_new_tokens, std::move(stop_token_ids), ignore_eos, priority,
-                                cache_salt, adapter};
+             return RequestSpec{RequestId(request_id),
+                                Copy(token_ids, "token_ids"),
+                                max_new_tokens,
+                                min_new_tokens,
+                                std::move(stop_token_ids),
+                                ignore_eos,
+                                priority,
+                                cache_salt,
+                                adapter};
            }),
            py::kw_only(), py::arg("request_id"), py::arg("token_ids"), py::arg("max_new_tokens"),
            py::arg("min_new_tokens"), py::arg("stop_token_ids"), py::arg("ignore_eos"),
@@ -156,10 +169,12 @@ void BindReports(py::module_& m) {
   py::class_<Ended>(m, "Ended")
       .def_readonly("request_id", &Ended::request_id)
       .def_property_readonly("finish", [](const Ended& e) { return static_cast<int>(e.finish); })
-      .def_property_readonly("prompt_tokens", [](const Ended& e) { return e.counters.prompt_tokens; })
+      .def_property_readonly("prompt_tokens",
+                             [](const Ended& e) { return e.counters.prompt_tokens; })
       .def_property_readonly("completion_tokens",
                              [](const Ended& e) { return e.counters.completion_tokens; })
-      .def_property_readonly("cached_tokens", [](const Ended& e) { return e.counters.cached_tokens; });
+      .def_property_readonly("cached_tokens",
+                             [](const Ended& e) { return e.counters.cached_tokens; });
 
   py::class_<Load>(m, "Load")
       .def_readonly("num_running", &Load::num_running)
@@ -182,7 +197,8 @@ void BindReports(py::module_& m) {
 }
 
 std::shared_ptr<const Outcome> AdvanceStep(Scheduler& scheduler, int64_t step_id,
-                                           const TokenArray& token_ids, const TokenArray& num_tokens) {
+                                           const TokenArray& token_ids,
+                                           const TokenArray& num_tokens) {
   if (token_ids.ndim() != 2) throw py::value_error("token_ids must be [rows, width]");
   if (num_tokens.ndim() != 1) throw py::value_error("num_tokens must be [rows]");
   if (token_ids.shape(0) != num_tokens.shape(0)) {
@@ -209,16 +225,21 @@ void BindScheduler(py::module_& m) {
              return std::move(scheduler.value());
            }),
            py::arg("config"))
-      .def("submit", [](Scheduler& s, const RequestSpec& spec) { Raise(s.Submit(spec)); },
-           py::arg("spec"))
-      .def("abort", [](Scheduler& s, int64_t id) { return s.Abort(RequestId(id)); },
-           py::arg("request_id"))
-      .def("plan", [](Scheduler& s) { return std::const_pointer_cast<Plan>(s.MakePlan()); }, NoGil())
-      .def("advance",
-           [](Scheduler& s, int64_t step_id, const TokenArray& token_ids, const TokenArray& num_tokens) {
-             return std::const_pointer_cast<Outcome>(AdvanceStep(s, step_id, token_ids, num_tokens));
-           },
-           py::arg("step_id"), py::arg("token_ids"), py::arg("num_tokens"))
+      .def(
+          "submit", [](Scheduler& s, const RequestSpec& spec) { Raise(s.Submit(spec)); },
+          py::arg("spec"))
+      .def(
+          "abort", [](Scheduler& s, int64_t id) { return s.Abort(RequestId(id)); },
+          py::arg("request_id"))
+      .def(
+          "plan", [](Scheduler& s) { return std::const_pointer_cast<Plan>(s.MakePlan()); }, NoGil())
+      .def(
+          "advance",
+          [](Scheduler& s, int64_t step_id, const TokenArray& token_ids,
+             const TokenArray& num_tokens) {
+            return std::const_pointer_cast<Outcome>(AdvanceStep(s, step_id, token_ids, num_tokens));
+          },
+          py::arg("step_id"), py::arg("token_ids"), py::arg("num_tokens"))
       .def("block_tables",
            [](py::object self) {
              const BlockTables& tables = self.cast<const Scheduler&>().tables();
@@ -228,17 +249,21 @@ void BindScheduler(py::module_& m) {
       .def("load", &Scheduler::load)
       .def("check", &Scheduler::CheckInvariants, NoGil())
       .def("flush_cache", &Scheduler::FlushCache)
-      .def("set_weight_version", [](Scheduler& s, int64_t version) { Raise(s.SetWeightVersion(version)); },
-           py::arg("version"))
+      .def(
+          "set_weight_version",
+          [](Scheduler& s, int64_t version) { Raise(s.SetWeightVersion(version)); },
+          py::arg("version"))
       .def("enable_kv_events", &Scheduler::EnableKvEvents)
       .def("kv_events", &Scheduler::TakeKvEvents)
-      .def("stats",
-           [](const Scheduler& s, int64_t id) {
-             const auto counters = s.CountersOf(RequestId(id));
-             if (!counters) throw py::value_error("request_id " + std::to_string(id) + " is unknown");
-             return *counters;
-           },
-           py::arg("request_id"));
+      .def(
+          "stats",
+          [](const Scheduler& s, int64_t id) {
+            const auto counters = s.CountersOf(RequestId(id));
+            if (!counters)
+              throw py::value_error("request_id " + std::to_string(id) + " is unknown");
+            return *counters;
+          },
+          py::arg("request_id"));
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ BlockRef BlockPool::Take() {
 }
 
 void BlockPool::Return(BlockId id) {
-  // Capacity was reserved for every block at construction: this allocates nothing and so cannot throw.
+  // Capacity was reserved for every block at construction: this allocates nothing and so cannot
+  // throw.
   is_free_[id.index()] = true;
   free_.push_back(id);
 }

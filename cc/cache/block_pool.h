@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// The device blocks that hold no content. `BlockRef` is the only way to hold a block: move-only, and when it
-// dies the block is back in the pool. So a block has exactly one owner at every moment: this pool, one
-// request's `Residence`, or the prefix index.
-// Called by the cache layer on the scheduler's thread. It never looks at tokens and never blocks.
+// The device blocks that hold no content. `BlockRef` is the only way to hold a block: move-only,
+// and when it dies the block is back in the pool. So a block has exactly one owner at every moment:
+// this pool, one request's `Residence`, or the prefix index. Called by the cache layer on the
+// scheduler's thread. It never looks at tokens and never blocks.
 
 #pragma once
 

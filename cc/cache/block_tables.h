@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 //
-// One int32 matrix [num_slots, max_blocks_per_seq], row-major, exported without a copy: what attention
-// reads. Every write is also recorded as a delta (slot, column, block) for mirrors on a device; a plan takes
-// the deltas since the plan before. Cells of a row are only appended while a request lives there, and a row
-// is not written for a new request before the last step that reads it has settled.
-// Written by `Residence` on the scheduler's thread; read by the engine between plan() calls.
+// One int32 matrix [num_slots, max_blocks_per_seq], row-major, exported without a copy: what
+// attention reads. Every write is also recorded as a delta (slot, column, block) for mirrors on a
+// device; a plan takes the deltas since the plan before. Cells of a row are only appended while a
+// request lives there, and a row is not written for a new request before the last step that reads
+// it has settled. Written by `Residence` on the scheduler's thread; read by the engine between
+// plan() calls.
 
 #pragma once
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// The order in which idle leaves of the prefix index are evicted: least recent use first, lower block number
-// on a tie. An indexed binary heap over flat arrays: O(log n) to add, remove or pop, no allocation after
-// construction. Used by `PrefixIndex` only.
+// The order in which idle leaves of the prefix index are evicted: least recent use first, lower
+// block number on a tie. An indexed binary heap over flat arrays: O(log n) to add, remove or pop,
+// no allocation after construction. Used by `PrefixIndex` only.
 
 #pragma once
 

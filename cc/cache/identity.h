@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// What, beside its tokens, decides the content of a KV block. Two requests share blocks only when their
-// identities are equal; the index compares them exactly. `image hashes` enter as tokens: the engine replaces
-// placeholder tokens by ids derived from the image. Pure value.
+// What, beside its tokens, decides the content of a KV block. Two requests share blocks only when
+// their identities are equal; the index compares them exactly. `image hashes` enter as tokens: the
+// engine replaces placeholder tokens by ids derived from the image. Pure value.
 
 #pragma once
 
@@ -20,7 +20,8 @@ struct Identity {
 
   friend auto operator<=>(const Identity&, const Identity&) = default;
   uint64_t RootHash() const {
-    const uint64_t version = HashCombine(0x746f6b656e737064ULL, static_cast<uint64_t>(weight_version));
+    const uint64_t version =
+        HashCombine(0x746f6b656e737064ULL, static_cast<uint64_t>(weight_version));
     return HashCombine(HashCombine(version, static_cast<uint64_t>(cache_salt)),
                        static_cast<uint64_t>(adapter));
   }

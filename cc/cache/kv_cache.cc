@@ -35,14 +35,15 @@ PrefixCursor KvCache::Extend(PrefixCursor from, const Identity& identity, const 
   return index_.CursorAt(node, depth);
 }
 
-TailHit KvCache::FindTail(const PrefixCursor& path, const Identity& identity, const Content& content,
-                          int32_t num_tokens_limit) const {
+TailHit KvCache::FindTail(const PrefixCursor& path, const Identity& identity,
+                          const Content& content, int32_t num_tokens_limit) const {
   if (!config_.enable_prefix_caching) return {};
   const int32_t start = path.num_blocks * config_.block_size;
   const int32_t length = std::min(num_tokens_limit - start, config_.block_size);
   if (length <= 0) return {};
-  return index_.FindTail(path.node, identity,
-                         content.tokens.subspan(static_cast<size_t>(start), static_cast<size_t>(length)));
+  return index_.FindTail(
+      path.node, identity,
+      content.tokens.subspan(static_cast<size_t>(start), static_cast<size_t>(length)));
 }
 
 std::optional<std::vector<BlockRef>> KvCache::Reserve(int32_t num_blocks) {
@@ -66,7 +67,8 @@ void KvCache::AdoptPath(Residence& residence, const PrefixCursor& path) {
   residence.columns_.resize(static_cast<size_t>(path.num_blocks));
   std::vector<BlockId> blocks(static_cast<size_t>(path.num_blocks));
   BlockId node = path.node;
-  for (auto it = blocks.rbegin(); it != blocks.rend(); ++it, node = index_.ParentOf(node)) *it = node;
+  for (auto it = blocks.rbegin(); it != blocks.rend(); ++it, node = index_.ParentOf(node))
+    *it = node;
   for (int32_t column = 0; column < path.num_blocks; ++column) {
     tables_.Set(residence.slot(), column, blocks[static_cast<size_t>(column)]);
   }
@@ -76,7 +78,8 @@ std::optional<MovedIn> KvCache::MoveIn(const PrefixHit& hit, const Identity& ide
                                        int32_t num_tokens, int32_t num_spare_blocks) {
   SlotRef slot = slots_.Take();
   if (!slot) return std::nullopt;
-  // Pinned before blocks are reserved, so that the reservation cannot evict what it is meant to extend.
+  // Pinned before blocks are reserved, so that the reservation cannot evict what it is meant to
+  // extend.
   PathPin path = index_.Pin(hit.path.node);
   PathPin copy_source = index_.Pin(hit.tail.node);
   const int32_t num_new = CeilDiv(num_tokens, config_.block_size) - hit.path.num_blocks;
@@ -120,9 +123,11 @@ void KvCache::MoveOut(Residence residence, const Content& content, int32_t num_s
   Publish(residence, content, num_settled);
   const int32_t start = residence.num_published_ * config_.block_size;
   if (num_settled <= start) return;
-  const auto tail = content.tokens.subspan(static_cast<size_t>(start), static_cast<size_t>(num_settled - start));
+  const auto tail =
+      content.tokens.subspan(static_cast<size_t>(start), static_cast<size_t>(num_settled - start));
   index_.PublishTail(residence.tip(), residence.identity_,
-                     std::move(residence.columns_[static_cast<size_t>(residence.num_published_)]), tail);
+                     std::move(residence.columns_[static_cast<size_t>(residence.num_published_)]),
+                     tail);
 }
 
 }  // namespace tokenspeed

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
-// The device KV storage as one thing: pool, slots, block tables, prefix index. It moves requests in (slot +
-// shared prefix + private blocks, all or nothing), grows them, publishes what settled, and moves them out.
-// Every acquisition is two-phase: handles are collected first; a shortage drops them and changes nothing
-// but which idle blocks are cached. Called by the scheduler on its thread; knows tokens, not requests.
+// The device KV storage as one thing: pool, slots, block tables, prefix index. It moves requests in
+// (slot + shared prefix + private blocks, all or nothing), grows them, publishes what settled, and
+// moves them out. Every acquisition is two-phase: handles are collected first; a shortage drops
+// them and changes nothing but which idle blocks are cached. Called by the scheduler on its thread;
+// knows tokens, not requests.
 
 #pragma once
 
@@ -43,7 +44,8 @@ struct PrefixHit {
 struct MovedIn {
   Residence residence;
   int32_t num_cached_tokens;
-  // Set when the first private block starts as a copy of `copy_source`, which must stay until the copy ran.
+  // Set when the first private block starts as a copy of `copy_source`, which must stay until the
+  // copy ran.
   PathPin copy_source;
   BlockId copy_from;
   BlockId copy_to;
@@ -53,7 +55,8 @@ class KvCache {
  public:
   explicit KvCache(const KvCacheConfig& config);
 
-  // Walks on from `from` (or from the root when stale) over full blocks of content.tokens[0, limit).
+  // Walks on from `from` (or from the root when stale) over full blocks of content.tokens[0,
+  // limit).
   PrefixCursor Extend(PrefixCursor from, const Identity& identity, const Content& content,
                       int32_t num_tokens_limit) const;
   // The tokens behind `path` that some block under it starts with.
@@ -70,7 +73,8 @@ class KvCache {
   void Publish(Residence& residence, const Content& content, int32_t num_settled);
   // Publishes full blocks and the partial tail, then returns everything.
   void MoveOut(Residence residence, const Content& content, int32_t num_settled);
-  // The request's content no longer matches any identity (weights changed under it): keep it private.
+  // The request's content no longer matches any identity (weights changed under it): keep it
+  // private.
   void StopPublishing(Residence& residence) { residence.publishes_ = false; }
 
   int32_t num_available() const { return pool_.num_free() + index_.num_idle(); }

@@ -28,7 +28,10 @@ struct Sequence {
 
 class KvCacheTest : public ::testing::Test {
  protected:
-  KvCache cache{{.num_blocks = 6, .block_size = 2, .num_slots = 2, .max_blocks_per_seq = 5,
+  KvCache cache{{.num_blocks = 6,
+                 .block_size = 2,
+                 .num_slots = 2,
+                 .max_blocks_per_seq = 5,
                  .enable_prefix_caching = true}};
 
   PrefixHit Match(const Sequence& sequence, int32_t limit) {

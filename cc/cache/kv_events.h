@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// What changed in the prefix cache, for routers and other readers outside: a block is stored after its
-// parent, and removed before it. Only full blocks are told; hashes are the chained block hashes.
-// Recorded by the prefix index when enabled, drained once a step by the engine.
+// What changed in the prefix cache, for routers and other readers outside: a block is stored after
+// its parent, and removed before it. Only full blocks are told; hashes are the chained block
+// hashes. Recorded by the prefix index when enabled, drained once a step by the engine.
 
 #pragma once
 

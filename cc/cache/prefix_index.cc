@@ -11,8 +11,8 @@
 namespace tokenspeed {
 namespace {
 
-// How many of a node's newest children are compared for a partial hit: enough for the branches of a few
-// sessions, and a bound where thousands of prompts share one system prompt.
+// How many of a node's newest children are compared for a partial hit: enough for the branches of a
+// few sessions, and a bound where thousands of prompts share one system prompt.
 constexpr int kMaxTailCandidates = 8;
 
 int32_t CommonPrefix(std::span<const int32_t> a, std::span<const int32_t> b) {
@@ -47,7 +47,8 @@ BlockId PrefixIndex::FirstChild(BlockId parent, const Identity& identity) const 
 
 BlockId PrefixIndex::FindChild(BlockId parent, const Identity& identity, uint64_t hash,
                                std::span<const int32_t> tokens) const {
-  for (BlockId id = buckets_[hash & (buckets_.size() - 1)]; id.valid(); id = at(id).next_in_bucket) {
+  for (BlockId id = buckets_[hash & (buckets_.size() - 1)]; id.valid();
+       id = at(id).next_in_bucket) {
     const Node& node = at(id);
     if (node.hash != hash || node.parent != parent) continue;
     if (!parent.valid() && node.identity != identity) continue;
@@ -115,7 +116,8 @@ void PrefixIndex::Insert(BlockId parent, const Identity& identity, BlockRef bloc
   node.hash = hash;
   node.parent = parent;
   node.num_tokens = static_cast<int32_t>(tokens.size());
-  std::ranges::copy(tokens, tokens_.begin() + static_cast<std::ptrdiff_t>(id.index()) * block_size_);
+  std::ranges::copy(tokens,
+                    tokens_.begin() + static_cast<std::ptrdiff_t>(id.index()) * block_size_);
   LinkChild(parent, id);
   ++num_cached_;
   ++epoch_;
@@ -149,7 +151,8 @@ void PrefixIndex::UnlinkChild(BlockId child) {
 }
 
 void PrefixIndex::AddRef(BlockId id) {
-  // Refs count active children too, so the walk stops at the first ancestor that was in use already.
+  // Refs count active children too, so the walk stops at the first ancestor that was in use
+  // already.
   for (; id.valid(); id = at(id).parent) {
     if (evict_order_.Contains(id)) evict_order_.Remove(id);
     if (at(id).num_refs++ > 0) return;
@@ -188,7 +191,8 @@ BlockRef PrefixIndex::Remove(BlockId id) {
     events_.Add(BlockRemoved{node.hash});
   }
   if (node.parent.valid()) {
-    // A use of a child was a use of its parent; it is carried up when the child goes, so no walk is needed.
+    // A use of a child was a use of its parent; it is carried up when the child goes, so no walk is
+    // needed.
     at(node.parent).last_use = std::max(at(node.parent).last_use, node.last_use);
     OfferToEvict(node.parent);
   }
@@ -233,9 +237,11 @@ void PrefixIndex::Check() const {
     }
     tokenspeed::Check(node.block.id() == id, "a cached block is owned by the index");
     tokenspeed::Check(!node.parent.valid() || Contains(node.parent), "no block is stranded");
-    tokenspeed::Check(node.num_refs >= active_children[i], "a child in use keeps its parent in use");
+    tokenspeed::Check(node.num_refs >= active_children[i],
+                      "a child in use keeps its parent in use");
     const bool idle_leaf = node.num_refs == 0 && !node.first_child.valid();
-    tokenspeed::Check(evict_order_.Contains(id) == idle_leaf, "exactly the idle leaves wait for eviction");
+    tokenspeed::Check(evict_order_.Contains(id) == idle_leaf,
+                      "exactly the idle leaves wait for eviction");
   }
 }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
-// The prefix cache: a forest of published blocks. A node is a block; a full block hangs under the block
-// before it, found by chained hash and proven by its tokens; a partial tail is a leaf with fewer tokens,
-// found by comparing. The index owns its blocks. Requests hold a `PathPin` on the deepest block they use,
-// which keeps the whole path: an inner node is never a leaf, and only idle leaves are evicted, by last use,
-// so a parent is never stranded. Whoever publishes promises that the step that wrote the block has settled.
-// Costs: find O(tokens of a block), pin and unpin O(1) amortised, evict O(log n). Scheduler's thread only.
+// The prefix cache: a forest of published blocks. A node is a block; a full block hangs under the
+// block before it, found by chained hash and proven by its tokens; a partial tail is a leaf with
+// fewer tokens, found by comparing. The index owns its blocks. Requests hold a `PathPin` on the
+// deepest block they use, which keeps the whole path: an inner node is never a leaf, and only idle
+// leaves are evicted, by last use, so a parent is never stranded. Whoever publishes promises that
+// the step that wrote the block has settled. Costs: find O(tokens of a block), pin and unpin O(1)
+// amortised, evict O(log n). Scheduler's thread only.
 
 #pragma once
 
@@ -31,7 +32,8 @@ class PathPin {
  public:
   PathPin() = default;
   PathPin(PathPin&& other) noexcept
-      : index_(std::exchange(other.index_, nullptr)), node_(std::exchange(other.node_, BlockId())) {}
+      : index_(std::exchange(other.index_, nullptr)),
+        node_(std::exchange(other.node_, BlockId())) {}
   PathPin& operator=(PathPin&& other) noexcept {
     std::swap(index_, other.index_);
     std::swap(node_, other.node_);
@@ -71,22 +73,26 @@ class PrefixIndex {
   // The full child of `parent` that holds exactly `tokens`; invalid when there is none.
   BlockId FindChild(BlockId parent, const Identity& identity, uint64_t hash,
                     std::span<const int32_t> tokens) const;
-  // The child of `parent` that shares the longest run of leading tokens. Looks at the newest few children.
+  // The child of `parent` that shares the longest run of leading tokens. Looks at the newest few
+  // children.
   TailHit FindTail(BlockId parent, const Identity& identity, std::span<const int32_t> tokens) const;
 
   BlockId ParentOf(BlockId node) const { return nodes_[node.index()].parent; }
   PrefixCursor CursorAt(BlockId node, int32_t num_blocks) const;
   bool IsFresh(const PrefixCursor& cursor) const;
-  // Changes whenever a block enters or leaves: a search that failed need not be repeated before that.
+  // Changes whenever a block enters or leaves: a search that failed need not be repeated before
+  // that.
   uint64_t epoch() const { return epoch_; }
 
   PathPin Pin(BlockId node);
 
-  // Hands a full block over as the child of `tip` and moves `tip` onto it. When an equal block is already
-  // there, `tip` moves onto that one, `block` stays with the caller, and the answer is false.
+  // Hands a full block over as the child of `tip` and moves `tip` onto it. When an equal block is
+  // already there, `tip` moves onto that one, `block` stays with the caller, and the answer is
+  // false.
   bool Publish(PathPin& tip, const Identity& identity, BlockRef& block, uint64_t hash,
                std::span<const int32_t> tokens);
-  // Keeps a partly filled block as a leaf under `parent`; drops it when another child already covers it.
+  // Keeps a partly filled block as a leaf under `parent`; drops it when another child already
+  // covers it.
   void PublishTail(BlockId parent, const Identity& identity, BlockRef block,
                    std::span<const int32_t> tokens);
 

@@ -31,7 +31,8 @@ class PrefixIndexTest : public ::testing::Test {
     index.Check();
     return path;
   }
-  BlockId Find(BlockId parent, uint64_t parent_hash, const Tokens& tokens, const Identity& identity) {
+  BlockId Find(BlockId parent, uint64_t parent_hash, const Tokens& tokens,
+               const Identity& identity) {
     return index.FindChild(parent, identity, HashTokens(parent_hash, tokens), tokens);
   }
 
@@ -52,20 +53,23 @@ TEST_F(PrefixIndexTest, DifferentIdentitiesNeverShare) {
   for (const Identity& other : {Identity{1, 0, 0}, Identity{0, 1, 0}, Identity{0, 0, 1}}) {
     EXPECT_FALSE(Find({}, other.RootHash(), {1, 2}, other).valid());
     // Not even when the hashes collide.
-    EXPECT_FALSE(index.FindChild({}, other, HashTokens(kMe.RootHash(), Tokens{1, 2}), Tokens{1, 2}).valid());
+    EXPECT_FALSE(
+        index.FindChild({}, other, HashTokens(kMe.RootHash(), Tokens{1, 2}), Tokens{1, 2}).valid());
   }
 }
 
 TEST_F(PrefixIndexTest, ACollidingHashIsAMiss) {
   Store({{1, 2}}, kMe);
-  EXPECT_FALSE(index.FindChild({}, kMe, HashTokens(kMe.RootHash(), Tokens{1, 2}), Tokens{9, 9}).valid());
+  EXPECT_FALSE(
+      index.FindChild({}, kMe, HashTokens(kMe.RootHash(), Tokens{1, 2}), Tokens{9, 9}).valid());
 }
 
 TEST_F(PrefixIndexTest, AnEqualBlockStaysWithItsPublisher) {
   const auto path = Store({{1, 2}}, kMe);
   PathPin tip;
   BlockRef twin = pool.Take();
-  EXPECT_FALSE(index.Publish(tip, kMe, twin, HashTokens(kMe.RootHash(), Tokens{1, 2}), Tokens{1, 2}));
+  EXPECT_FALSE(
+      index.Publish(tip, kMe, twin, HashTokens(kMe.RootHash(), Tokens{1, 2}), Tokens{1, 2}));
   EXPECT_TRUE(twin);
   EXPECT_EQ(tip.node(), path[0]);
 }
@@ -82,7 +86,9 @@ TEST_F(PrefixIndexTest, APinKeepsTheWholePath) {
 TEST_F(PrefixIndexTest, EvictsLeavesFirstAndTheLeastRecentlyUsedPathBeforeOthers) {
   const auto old_path = Store({{1, 2}, {3, 4}}, kMe);
   const auto new_path = Store({{7, 8}, {9, 9}}, kMe);
-  { PathPin used = index.Pin(old_path[1]); }
+  {
+    PathPin used = index.Pin(old_path[1]);
+  }
   EXPECT_EQ(index.EvictOldest().id(), new_path[1]);
   EXPECT_EQ(index.EvictOldest().id(), new_path[0]);
   EXPECT_EQ(index.EvictOldest().id(), old_path[1]);
@@ -93,7 +99,9 @@ TEST_F(PrefixIndexTest, EvictsLeavesFirstAndTheLeastRecentlyUsedPathBeforeOthers
 TEST_F(PrefixIndexTest, AUseOfAChildCountsForItsParentAfterTheChildIsGone) {
   const auto a = Store({{1, 2}, {3, 4}}, kMe);
   const auto b = Store({{7, 8}}, kMe);
-  { PathPin used = index.Pin(a[1]); }
+  {
+    PathPin used = index.Pin(a[1]);
+  }
   index.EvictOldest();  // b, the older use
   EXPECT_FALSE(index.Contains(b[0]));
   EXPECT_EQ(index.EvictOldest().id(), a[1]);

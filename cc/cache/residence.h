@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
-// What a request owns on the device: its row, a pin on the published path it reads, and the private blocks
-// behind it. Column i of the row is block i of the sequence; columns the index owns hold an empty ref here.
-// Move-only: the states of a request pass it on, a step's ticket keeps it while a step in flight still uses
-// it, and when it dies the row, the pin and the blocks are returned. Built and changed by `KvCache` only.
+// What a request owns on the device: its row, a pin on the published path it reads, and the private
+// blocks behind it. Column i of the row is block i of the sequence; columns the index owns hold an
+// empty ref here. Move-only: the states of a request pass it on, a step's ticket keeps it while a
+// step in flight still uses it, and when it dies the row, the pin and the blocks are returned.
+// Built and changed by `KvCache` only.
 
 #pragma once
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// Rows of the request table. `SlotRef` is move-only; the row is free again when it dies, which is after the
-// last step in flight that uses the row, because that step's ticket holds the `Residence`.
-// The lowest free row is taken first, so that live rows stay dense. Scheduler's thread only.
+// Rows of the request table. `SlotRef` is move-only; the row is free again when it dies, which is
+// after the last step in flight that uses the row, because that step's ticket holds the
+// `Residence`. The lowest free row is taken first, so that live rows stay dense. Scheduler's thread
+// only.
 
 #pragma once
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// One request: what was asked, its tokens, its state, and the numbers that a plan reads. The scheduler owns
-// it from submit until its last row settled; nobody else sees it. Positions count tokens of the sequence:
-// [0, settled) are in the cache for sure, [settled, scheduled) are written by steps in flight.
+// One request: what was asked, its tokens, its state, and the numbers that a plan reads. The
+// scheduler owns it from submit until its last row settled; nobody else sees it. Positions count
+// tokens of the sequence: [0, settled) are in the cache for sure, [settled, scheduled) are written
+// by steps in flight.
 
 #pragma once
 
@@ -34,8 +35,9 @@ struct RequestCounters {
   int32_t num_sampling_rows = 0;  // rows that sampled for it, to set beside completion_tokens
 };
 
-// Where a request stands in the queue. Ageing is a constant: a class of lower priority stands as if it had
-// come `kAgeingSteps` steps later for each class, so an order once made holds and nobody starves.
+// Where a request stands in the queue. Ageing is a constant: a class of lower priority stands as if
+// it had come `kAgeingSteps` steps later for each class, so an order once made holds and nobody
+// starves.
 struct QueueKey {
   int64_t due_step;
   int64_t sequence;
@@ -59,12 +61,12 @@ struct Request {
   int32_t settled = 0;
   int32_t rows_in_flight = 0;
   int32_t samples_in_flight = 0;
-  StepId last_step;       // newest step with a row of it
-  int64_t passed_by = 0;  // times a later request was admitted before it, by longer prefix
+  StepId last_step;         // newest step with a row of it
+  int64_t passed_by = 0;    // times a later request was admitted before it, by longer prefix
   bool is_delayed = false;  // could have decoded in the newest step and had no row
-  uint64_t root = 0;      // hash of its identity, when it was last matched
-  uint64_t claimed = 0;   // the block hash it is known to be computing; 0: none
-  PrefixCursor hit;       // longest prefix found so far, while it waits
+  uint64_t root = 0;        // hash of its identity, when it was last matched
+  uint64_t claimed = 0;     // the block hash it is known to be computing; 0: none
+  PrefixCursor hit;         // longest prefix found so far, while it waits
   RequestCounters counters;
 
   // Tokens of the sequence once everything in flight has settled.
@@ -72,15 +74,18 @@ struct Request {
   int32_t num_output_ahead() const { return log.num_output() + samples_in_flight; }
 };
 
-// Consumes the state of `request`, which is `S`, with `e`. For transitions that keep the residence or own none.
+// Consumes the state of `request`, which is `S`, with `e`. For transitions that keep the residence
+// or own none.
 template <class S, class E>
   requires Legal<S, E>
 void Advance(Request& request, E e) {
-  Check(std::holds_alternative<S>(request.state), "an event finds the request in a state it is for");
+  Check(std::holds_alternative<S>(request.state),
+        "an event finds the request in a state it is for");
   request.state = On(std::get<S>(std::move(request.state)), std::move(e));
 }
 
-// The same where the request is in one of several states; each of them must have a transition for `E`.
+// The same where the request is in one of several states; each of them must have a transition for
+// `E`.
 template <class S, class... Others, class E>
 void AdvanceAny(Request& request, E e) {
   if constexpr (sizeof...(Others) > 0) {
@@ -100,7 +105,8 @@ Residence LeaveFrom(Request& request, E e) {
       return LeaveFrom<Others...>(request, std::move(e));
     }
   }
-  Check(std::holds_alternative<S>(request.state), "an event finds the request in a state it is for");
+  Check(std::holds_alternative<S>(request.state),
+        "an event finds the request in a state it is for");
   auto [next, residence] = On(std::get<S>(std::move(request.state)), std::move(e));
   request.state = std::move(next);
   return std::move(residence);

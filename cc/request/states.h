@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 //
-// The states of a request and the events that move it. A state is a move-only type that owns exactly what a
-// request may own in that state; an event carries what the successor needs. `On(State&&, Event)` in
-// transitions.h is the only way from one to the next, and a pair without a transition does not compile.
-// A transition that takes the device residence away hands it back in a `Departure`: the caller puts it into
-// the ticket of the last step in flight that uses it, or lets it go at once.
+// The states of a request and the events that move it. A state is a move-only type that owns
+// exactly what a request may own in that state; an event carries what the successor needs.
+// `On(State&&, Event)` in transitions.h is the only way from one to the next, and a pair without a
+// transition does not compile. A transition that takes the device residence away hands it back in a
+// `Departure`: the caller puts it into the ticket of the last step in flight that uses it, or lets
+// it go at once.
 
 #pragma once
 
@@ -17,7 +18,8 @@
 
 namespace tokenspeed {
 
-// Makes a state movable and not copyable, also where it owns nothing: a state can be consumed only once.
+// Makes a state movable and not copyable, also where it owns nothing: a state can be consumed only
+// once.
 struct MoveOnly {
   MoveOnly() = default;
   MoveOnly(MoveOnly&&) = default;
@@ -29,7 +31,8 @@ struct Prefilling : MoveOnly {   // part of its tokens is not yet in a step
   explicit Prefilling(Residence r) : home(std::move(r)) {}
   Residence home;
 };
-struct AwaitingFirstToken : MoveOnly {  // every known token is in a step; the next one has not settled
+struct AwaitingFirstToken
+    : MoveOnly {  // every known token is in a step; the next one has not settled
   explicit AwaitingFirstToken(Residence r) : home(std::move(r)) {}
   Residence home;
 };
@@ -37,8 +40,9 @@ struct Decoding : MoveOnly {
   explicit Decoding(Residence r) : home(std::move(r)) {}
   Residence home;
 };
-struct Retracted : MoveOnly {};  // queued again with its tokens; blocks went back (or stay as cached prefix)
-struct Finishing : MoveOnly {    // its end was told; a step in flight still carries a row of it
+struct Retracted : MoveOnly {
+};  // queued again with its tokens; blocks went back (or stay as cached prefix)
+struct Finishing : MoveOnly {  // its end was told; a step in flight still carries a row of it
   explicit Finishing(Finish c) : cause(c) {}
   Finish cause;
 };
@@ -47,8 +51,8 @@ struct Finished : MoveOnly {
   Finish cause;
 };
 
-using State =
-    std::variant<Submitted, Prefilling, AwaitingFirstToken, Decoding, Retracted, Finishing, Finished>;
+using State = std::variant<Submitted, Prefilling, AwaitingFirstToken, Decoding, Retracted,
+                           Finishing, Finished>;
 
 namespace event {
 struct Admit {  // room was found: slot, shared prefix, private blocks

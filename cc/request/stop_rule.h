@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// When a request ends by itself: a stop token after `min_new_tokens`, or `max_new_tokens`. The stop token
-// counts as an output token. Pure values and functions.
+// When a request ends by itself: a stop token after `min_new_tokens`, or `max_new_tokens`. The stop
+// token counts as an output token. Pure values and functions.
 
 #pragma once
 

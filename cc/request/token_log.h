@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// The tokens of one request, prompt then output, and the chained hashes of its full blocks. A hash is
-// computed once, the first time somebody needs it after its tokens are known; only a new identity (the
-// weights changed while the request waited) starts the chain again. A queued request holds no hash.
-// Owned by its `Request`; scheduler's thread only.
+// The tokens of one request, prompt then output, and the chained hashes of its full blocks. A hash
+// is computed once, the first time somebody needs it after its tokens are known; only a new
+// identity (the weights changed while the request waited) starts the chain again. A queued request
+// holds no hash. Owned by its `Request`; scheduler's thread only.
 
 #pragma once
 
@@ -39,7 +39,8 @@ class TokenLog {
     }
     const auto stride = static_cast<size_t>(block_size);
     for (size_t i = hashes_.size(); (i + 1) * stride <= tokens_.size(); ++i) {
-      hashes_.push_back(HashTokens(i == 0 ? root : hashes_.back(), tokens().subspan(i * stride, stride)));
+      hashes_.push_back(
+          HashTokens(i == 0 ? root : hashes_.back(), tokens().subspan(i * stride, stride)));
     }
     return hashes_;
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// The transitions as data, computed by the compiler from the overloads of `On`: for every state and event the
-// state that follows, or none. The table test compares it with the table spelled out; the diagram tool prints
-// it. It cannot disagree with the code, because it is the code that answers.
+// The transitions as data, computed by the compiler from the overloads of `On`: for every state and
+// event the state that follows, or none. The table test compares it with the table spelled out; the
+// diagram tool prints it. It cannot disagree with the code, because it is the code that answers.
 
 #pragma once
 
@@ -18,8 +18,9 @@
 
 namespace tokenspeed {
 
-inline constexpr std::array kStateNames = std::to_array<std::string_view>(
-    {"Submitted", "Prefilling", "AwaitingFirstToken", "Decoding", "Retracted", "Finishing", "Finished"});
+inline constexpr std::array kStateNames =
+    std::to_array<std::string_view>({"Submitted", "Prefilling", "AwaitingFirstToken", "Decoding",
+                                     "Retracted", "Finishing", "Finished"});
 static_assert(kStateNames.size() == std::variant_size_v<State>);
 
 using Events = std::tuple<event::Admit, event::PromptScheduled, event::TokenSettled, event::Retract,
@@ -44,7 +45,9 @@ struct Successor<Departure<T>> {
 template <class S, size_t... I>
 constexpr int IndexOf(std::index_sequence<I...>) {
   int index = kNoTransition;
-  ((std::is_same_v<S, std::variant_alternative_t<I, State>> ? void(index = static_cast<int>(I)) : void()), ...);
+  ((std::is_same_v<S, std::variant_alternative_t<I, State>> ? void(index = static_cast<int>(I))
+                                                            : void()),
+   ...);
   return index;
 }
 
@@ -66,8 +69,8 @@ constexpr auto RowOf(std::index_sequence<E...>) {
 
 template <size_t... S>
 constexpr auto TableOf(std::index_sequence<S...>) {
-  return std::array{
-      RowOf<std::variant_alternative_t<S, State>>(std::make_index_sequence<std::tuple_size_v<Events>>())...};
+  return std::array{RowOf<std::variant_alternative_t<S, State>>(
+      std::make_index_sequence<std::tuple_size_v<Events>>())...};
 }
 
 }  // namespace internal

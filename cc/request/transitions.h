@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// Every legal transition, one function each. There is no other code that makes one state from another, and
-// no handler for the rest: `Legal<State, Event>` is false and a call does not compile. transitions_test.cc
-// spells the whole table; the diagram in docs/scheduler.md is printed from it.
+// Every legal transition, one function each. There is no other code that makes one state from
+// another, and no handler for the rest: `Legal<State, Event>` is false and a call does not compile.
+// transitions_test.cc spells the whole table; the diagram in docs/scheduler.md is printed from it.
 
 #pragma once
 
@@ -19,13 +19,17 @@ inline AwaitingFirstToken On(Prefilling&& s, event::PromptScheduled) {
   return AwaitingFirstToken(std::move(s.home));
 }
 
-inline Decoding On(AwaitingFirstToken&& s, event::TokenSettled) { return Decoding(std::move(s.home)); }
+inline Decoding On(AwaitingFirstToken&& s, event::TokenSettled) {
+  return Decoding(std::move(s.home));
+}
 inline Decoding On(Decoding&& s, event::TokenSettled) { return std::move(s); }
 // The step was launched before the request was retracted; its token is kept and resumed from.
 inline Retracted On(Retracted&& s, event::TokenSettled) { return std::move(s); }
 
 inline Departure<Retracted> On(Prefilling&& s, event::Retract) { return {{}, std::move(s.home)}; }
-inline Departure<Retracted> On(AwaitingFirstToken&& s, event::Retract) { return {{}, std::move(s.home)}; }
+inline Departure<Retracted> On(AwaitingFirstToken&& s, event::Retract) {
+  return {{}, std::move(s.home)};
+}
 inline Departure<Retracted> On(Decoding&& s, event::Retract) { return {{}, std::move(s.home)}; }
 
 inline Departure<Finishing> On(AwaitingFirstToken&& s, event::Complete e) {

@@ -14,16 +14,17 @@ namespace {
 constexpr int _ = kNoTransition;
 enum : int { kSubmitted, kPrefilling, kAwaiting, kDecoding, kRetracted, kFinishing, kFinished };
 
-// The whole truth: a row a state, a column an event. A pair that is _ here does not compile in the code.
+// The whole truth: a row a state, a column an event. A pair that is _ here does not compile in the
+// code.
 constexpr int kExpected[7][7] = {
-    //                Admit        PromptSch.  TokenSettled  Retract      Complete     Abort       Drained
-    /* Submitted  */ {kPrefilling, _,          _,            _,           _,           kFinished,  _},
-    /* Prefilling */ {_,           kAwaiting,  _,            kRetracted,  _,           kFinishing, _},
-    /* Awaiting   */ {_,           _,          kDecoding,    kRetracted,  kFinishing,  kFinishing, _},
-    /* Decoding   */ {_,           _,          kDecoding,    kRetracted,  kFinishing,  kFinishing, _},
-    /* Retracted  */ {kPrefilling, _,          kRetracted,   _,           kFinishing,  kFinishing, _},
-    /* Finishing  */ {_,           _,          _,            _,           _,           _,          kFinished},
-    /* Finished   */ {_,           _,          _,            _,           _,           _,          _},
+    //                Admit        PromptSch.  TokenSettled  Retract      Complete     Abort Drained
+    /* Submitted  */ {kPrefilling, _, _, _, _, kFinished, _},
+    /* Prefilling */ {_, kAwaiting, _, kRetracted, _, kFinishing, _},
+    /* Awaiting   */ {_, _, kDecoding, kRetracted, kFinishing, kFinishing, _},
+    /* Decoding   */ {_, _, kDecoding, kRetracted, kFinishing, kFinishing, _},
+    /* Retracted  */ {kPrefilling, _, kRetracted, _, kFinishing, kFinishing, _},
+    /* Finishing  */ {_, _, _, _, _, _, kFinished},
+    /* Finished   */ {_, _, _, _, _, _, _},
 };
 
 constexpr bool TableIsAsExpected() {
@@ -34,7 +35,8 @@ constexpr bool TableIsAsExpected() {
   }
   return true;
 }
-static_assert(TableIsAsExpected(), "every (state, event) pair is callable exactly where the table says so");
+static_assert(TableIsAsExpected(),
+              "every (state, event) pair is callable exactly where the table says so");
 
 template <class S>
 constexpr bool IsMoveOnly = std::is_move_constructible_v<S> && std::is_move_assignable_v<S> &&
@@ -48,7 +50,8 @@ TEST(Transitions, EveryStateIsMoveOnly) {
 
 TEST(Transitions, AStateThatIsNotGivenUpCannotBeConsumed) {
   // An lvalue does not bind: the caller has to say std::move.
-  static_assert(!std::is_invocable_v<decltype([](auto& s) -> decltype(On(s, event::Abort{})) {}), Decoding&>);
+  static_assert(
+      !std::is_invocable_v<decltype([](auto& s) -> decltype(On(s, event::Abort{})) {}), Decoding&>);
 }
 
 TEST(Transitions, FinishingRemembersItsCause) {

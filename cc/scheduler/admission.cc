@@ -10,8 +10,8 @@
 namespace tokenspeed {
 namespace {
 
-// Among how many requests that could run the one with the longest cached prefix goes first; also how often
-// the front of the queue may be passed by before it goes whatever the others have.
+// Among how many requests that could run the one with the longest cached prefix goes first; also
+// how often the front of the queue may be passed by before it goes whatever the others have.
 constexpr int kPrefixWindow = 16;
 // How far the window looks past requests that wait for a prefix being computed.
 constexpr int kMaxScan = 64;
@@ -104,12 +104,14 @@ void Scheduler::ClaimNextBlock(Request& request) {
   const Residence& home = *HomeOf(request.state);
   const Content content = ContentOf(request);
   const auto next = static_cast<size_t>(home.num_published());
-  claims_.Move(request, home.publishes() && next < content.hashes.size() ? content.hashes[next] : 0);
+  claims_.Move(request,
+               home.publishes() && next < content.hashes.size() ? content.hashes[next] : 0);
 }
 
 void Scheduler::Retract(Request& request) {
   request.counters.num_retractions += 1;
-  Residence residence = LeaveFrom<Prefilling, AwaitingFirstToken, Decoding>(request, event::Retract{});
+  Residence residence =
+      LeaveFrom<Prefilling, AwaitingFirstToken, Decoding>(request, event::Retract{});
   Depart(request, std::move(residence));
   request.hit = {};
   waiting_.Add(request);

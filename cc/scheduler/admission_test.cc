@@ -19,7 +19,8 @@ std::string Refusal(Sched& sched, const Ask& ask) {
 TEST(Submit, RefusesWhatIsMalformedByField) {
   Sched sched;
   EXPECT_NE(Refusal(sched, Ask(-1)).find("request_id"), std::string::npos);
-  EXPECT_NE(Refusal(sched, Ask(1).prompt(std::vector<int32_t>{})).find("token_ids is empty"), std::string::npos);
+  EXPECT_NE(Refusal(sched, Ask(1).prompt(std::vector<int32_t>{})).find("token_ids is empty"),
+            std::string::npos);
   EXPECT_NE(Refusal(sched, Ask(1).prompt({3, -7})).find("token_ids[1]"), std::string::npos);
   EXPECT_NE(Refusal(sched, Ask(1).max_new(0)).find("max_new_tokens"), std::string::npos);
   EXPECT_NE(Refusal(sched, Ask(1).max_new(-4)).find("max_new_tokens"), std::string::npos);
@@ -62,7 +63,9 @@ TEST(Submit, WithoutChunkingRefusesAPromptBeyondTheBudget) {
 }
 
 TEST(Config, NamesTheFieldThatCannotBe) {
-  const auto refusal = [](SchedulerConfig config) { return Scheduler::Create(config).status().reason(); };
+  const auto refusal = [](SchedulerConfig config) {
+    return Scheduler::Create(config).status().reason();
+  };
   SchedulerConfig good = Sched().config();
   SchedulerConfig config = good;
   config.num_blocks = 1;
@@ -134,14 +137,17 @@ TEST(SharedColdPrefix, IsComputedOnce) {
     const auto plan = sched.step();
     if (plan) prefill_tokens += static_cast<int64_t>(plan->prompt_token_ids.size());
   }
-  // The first computes 18; each of the others only what lies behind the 16 shared and published tokens.
+  // The first computes 18; each of the others only what lies behind the 16 shared and published
+  // tokens.
   EXPECT_EQ(prefill_tokens, 18 + 3 * 2);
   for (int id = 1; id < 4; ++id) EXPECT_EQ(sched.cached(id), 16);
 }
 
 TEST(SharedColdPrefix, ALongerPromptFollowsTheFirstChunkByChunk) {
   Sched sched;
-  sched.budget(8).submit(Ask(1).prompt(Tokens(9, 32)).max_new(1)).submit(Ask(2).prompt(Tokens(9, 40)).max_new(1));
+  sched.budget(8)
+      .submit(Ask(1).prompt(Tokens(9, 32)).max_new(1))
+      .submit(Ask(2).prompt(Tokens(9, 40)).max_new(1));
   sched.run();
   EXPECT_EQ(sched.cached(1), 0);
   EXPECT_EQ(sched.cached(2), 32);
@@ -160,7 +166,9 @@ TEST(SharedColdPrefix, ItsWaitersGoOnWhenTheFirstIsAborted) {
 TEST(SharedColdPrefix, IsNotSharedAcrossSaltsOrAdapters) {
   Sched sched;
   sched.submit(Ask(1).prompt(Tokens(9, 16))).run();
-  sched.submit(Ask(2).prompt(Tokens(9, 16)).salt(1)).submit(Ask(3).prompt(Tokens(9, 16)).adapter(1)).run();
+  sched.submit(Ask(2).prompt(Tokens(9, 16)).salt(1))
+      .submit(Ask(3).prompt(Tokens(9, 16)).adapter(1))
+      .run();
   EXPECT_EQ(sched.cached(2), 0);
   EXPECT_EQ(sched.cached(3), 0);
 }

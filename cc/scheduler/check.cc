@@ -62,9 +62,11 @@ void Scheduler::CheckRequests() const {
           "the source of a copy is kept until the copy ran");
     for (const Row& row : tickets_[i].rows) {
       const auto is_heir = [&](const Ticket& ticket) {
-        return std::ranges::any_of(ticket.estates, [&](const Estate& e) { return e.request == row.request; });
+        return std::ranges::any_of(ticket.estates,
+                                   [&](const Estate& e) { return e.request == row.request; });
       };
-      const bool kept = std::any_of(tickets_.begin() + static_cast<std::ptrdiff_t>(i), tickets_.end(), is_heir);
+      const bool kept =
+          std::any_of(tickets_.begin() + static_cast<std::ptrdiff_t>(i), tickets_.end(), is_heir);
       Check(kept || HomeOf(row.request->state) != nullptr, "what a step in flight uses is held");
     }
   }

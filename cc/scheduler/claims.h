@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
-// Which block a resident request is about to publish next. A waiting request whose next block is claimed
-// waits for it instead of computing it again. One claim a request is enough: another request that shares
-// more of the prompt matches everything published so far, so it always meets the claim at the front.
-// A claim dies with its holder's progress or departure, so whoever waits on it is looked at again.
+// Which block a resident request is about to publish next. A waiting request whose next block is
+// claimed waits for it instead of computing it again. One claim a request is enough: another
+// request that shares more of the prompt matches everything published so far, so it always meets
+// the claim at the front. A claim dies with its holder's progress or departure, so whoever waits on
+// it is looked at again.
 
 #pragma once
 

@@ -20,11 +20,12 @@ Status Positive(const char* field, int64_t value) {
 std::string Number(int64_t value) { return std::to_string(value); }
 
 Status ValidateTokens(const RequestSpec& spec) {
-  if (spec.token_ids.empty()) return Status::Invalid("token_ids is empty: a request needs a prompt");
+  if (spec.token_ids.empty())
+    return Status::Invalid("token_ids is empty: a request needs a prompt");
   for (size_t i = 0; i < spec.token_ids.size(); ++i) {
     if (spec.token_ids[i] >= 0) continue;
-    return Status::Invalid("token_ids[" + std::to_string(i) + "] is negative: " +
-                           Number(spec.token_ids[i]));
+    return Status::Invalid("token_ids[" + std::to_string(i) +
+                           "] is negative: " + Number(spec.token_ids[i]));
   }
   return Status::Ok();
 }
@@ -65,7 +66,8 @@ Status Validate(const SchedulerConfig& config) {
   for (const auto& [field, value] : positive) {
     if (Status status = Positive(field, value); !status.ok()) return status;
   }
-  if (config.num_blocks < 2) return Status::Invalid("num_blocks must be at least 2: block 0 is padding");
+  if (config.num_blocks < 2)
+    return Status::Invalid("num_blocks must be at least 2: block 0 is padding");
   if (config.overlap_depth < 0) return Status::Invalid("overlap_depth must not be negative");
   const int64_t decode_tokens = int64_t{config.max_num_seqs} * config.verify_width;
   if (config.max_batched_tokens < decode_tokens) {

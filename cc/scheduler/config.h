@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// What the scheduler is told once, and what it is told about a request. No field has a default: every call
-// site decides. `Validate` names the field that cannot be.
+// What the scheduler is told once, and what it is told about a request. No field has a default:
+// every call site decides. `Validate` names the field that cannot be.
 
 #pragma once
 

@@ -49,7 +49,8 @@ TEST(Claims, TheFirstHolderOfAHashKeepsIt) {
 
 TEST(RecentCounters, ForgetTheOldestBeyondTheirCapacity) {
   RecentCounters recent(2);
-  for (int64_t id : {1, 2, 3}) recent.Add(RequestId(id), RequestCounters{.completion_tokens = static_cast<int32_t>(id)});
+  for (int64_t id : {1, 2, 3})
+    recent.Add(RequestId(id), RequestCounters{.completion_tokens = static_cast<int32_t>(id)});
   EXPECT_FALSE(recent.Find(RequestId(1)));
   EXPECT_EQ(recent.Find(RequestId(3))->completion_tokens, 3);
 }

@@ -47,14 +47,16 @@ void Scheduler::PlanDecodes(Draft& draft) {
 
 bool Scheduler::IsReadyToDecode(const Request& request) const {
   if (request.num_output_ahead() >= request.stop.max_new_tokens) return false;
-  // How many of the drafted tokens a row keeps is known only when it settles; the next row starts there.
+  // How many of the drafted tokens a row keeps is known only when it settles; the next row starts
+  // there.
   if (config_.verify_width > 1 && request.rows_in_flight > 0) return false;
   return request.scheduled + 1 == request.num_tokens_ahead();
 }
 
 bool Scheduler::EnsureRoom(Request& request, int32_t num_tokens) {
   while (!cache_.Grow(*HomeOf(request.state), num_tokens)) {
-    // Blocks on their way back are enough reason to wait: nobody loses work for the sake of one step.
+    // Blocks on their way back are enough reason to wait: nobody loses work for the sake of one
+    // step.
     if (BlocksWillReturn()) return false;
     Request* victim = YoungestResident();
     Retract(*victim);
@@ -72,7 +74,8 @@ void Scheduler::PlanPrefills(Draft& draft) {
   for (size_t i = 0; i < prefilling_.size() && draft.prefill_budget > 0;) {
     Request& request = *prefilling_[i];
     PlanChunk(draft, request);
-    if (i < prefilling_.size() && prefilling_[i] == &request) ++i;  // it leaves the list with its last chunk
+    if (i < prefilling_.size() && prefilling_[i] == &request)
+      ++i;  // it leaves the list with its last chunk
   }
 }
 
@@ -90,7 +93,8 @@ void Scheduler::PlanChunk(Draft& draft, Request& request) {
   if (request.counters.prefill_done_step < 0) request.counters.prefill_done_step = next_step_;
   EraseFirst(prefilling_, &request);
   const auto by_key = [](const Request* a, const Request* b) { return a->key < b->key; };
-  decoding_.insert(std::upper_bound(decoding_.begin(), decoding_.end(), &request, by_key), &request);
+  decoding_.insert(std::upper_bound(decoding_.begin(), decoding_.end(), &request, by_key),
+                   &request);
 }
 
 void Scheduler::AddRow(Draft& draft, Request& request, RowShape shape) {
@@ -100,7 +104,8 @@ void Scheduler::AddRow(Draft& draft, Request& request, RowShape shape) {
   plan.query_lens.push_back(shape.query_len);
   plan.context_lens.push_back(request.scheduled);
   plan.samples.push_back(shape.samples ? 1 : 0);
-  draft.rows.push_back({&request, request.scheduled, shape.query_len, shape.samples, shape.decodes});
+  draft.rows.push_back(
+      {&request, request.scheduled, shape.query_len, shape.samples, shape.decodes});
   plan.num_decode_rows += shape.decodes ? 1 : 0;
   draft.num_tokens += shape.query_len;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// What goes out of the scheduler: a `Plan` for one step, the `Outcome` of a settled one, and small reports.
-// All are immutable once handed out and shared with the binding, whose numpy arrays view these vectors.
+// What goes out of the scheduler: a `Plan` for one step, the `Outcome` of a settled one, and small
+// reports. All are immutable once handed out and shared with the binding, whose numpy arrays view
+// these vectors.
 
 #pragma once
 

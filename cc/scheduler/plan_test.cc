@@ -95,7 +95,9 @@ TEST(WholePrompts, APromptThatFitsOnlyAloneGetsAStepWithoutDecodes) {
 
 TEST(Plan, TheTableDeltasRebuildTheTables) {
   Sched sched;
-  sched.submit(Ask(1).prompt(9).max_new(12)).submit(Ask(2).prompt(3).max_new(9)).submit(Ask(3).prompt(30));
+  sched.submit(Ask(1).prompt(9).max_new(12))
+      .submit(Ask(2).prompt(3).max_new(9))
+      .submit(Ask(3).prompt(30));
   std::vector<int32_t> mirror(sched.get().tables().cells().size(), 0);
   const auto columns = static_cast<size_t>(sched.get().tables().num_columns());
   while (sched.get().HasWork()) {
@@ -108,7 +110,8 @@ TEST(Plan, TheTableDeltasRebuildTheTables) {
     for (int row = 0; row < plan->num_rows(); ++row) {
       const auto r = static_cast<size_t>(row);
       const int last = (plan->context_lens[r] + plan->query_lens[r] - 1) / 4;
-      for (int c = 0; c <= last; ++c) EXPECT_NE(sched.get().tables().At(SlotId(plan->slots[r]), c), 0);
+      for (int c = 0; c <= last; ++c)
+        EXPECT_NE(sched.get().tables().At(SlotId(plan->slots[r]), c), 0);
     }
     sched.settle();
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// The counters of requests that ended lately, so that the engine can log a request after its end was told.
-// Bounded: the oldest are forgotten.
+// The counters of requests that ended lately, so that the engine can log a request after its end
+// was told. Bounded: the oldest are forgotten.
 
 #pragma once
 

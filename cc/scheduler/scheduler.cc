@@ -16,8 +16,8 @@ constexpr int64_t kAgeingSteps = 512;
 constexpr size_t kMinRecentCounters = 1024;
 
 KvCacheConfig CacheConfig(const SchedulerConfig& config) {
-  // With a step in flight, an ended request's row is used for a while longer; a second set of rows lets
-  // its successor in without waiting for that.
+  // With a step in flight, an ended request's row is used for a while longer; a second set of rows
+  // lets its successor in without waiting for that.
   const int32_t sets = config.overlap_depth == 0 ? 1 : 2;
   return {.num_blocks = config.num_blocks,
           .block_size = config.block_size,

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
-// The public face of the control plane: requests in, plans out, results in, ends out. It owns every request
-// from submit to its last settled row, and the KV cache below. Callers use one thread at a time (the engine's
-// loop); nothing here blocks, sleeps, reads a clock or depends on an address or a hash order, so two
-// schedulers that are told the same make the same plans. Faults of the caller come back as a Status with the
-// state unchanged; a broken invariant throws InvariantViolation. Planning costs O(rows of the step).
-// plan.cc builds steps, admission.cc lets requests in and out of the cache, settle.cc takes results.
+// The public face of the control plane: requests in, plans out, results in, ends out. It owns every
+// request from submit to its last settled row, and the KV cache below. Callers use one thread at a
+// time (the engine's loop); nothing here blocks, sleeps, reads a clock or depends on an address or
+// a hash order, so two schedulers that are told the same make the same plans. Faults of the caller
+// come back as a Status with the state unchanged; a broken invariant throws InvariantViolation.
+// Planning costs O(rows of the step). plan.cc builds steps, admission.cc lets requests in and out
+// of the cache, settle.cc takes results.
 
 #pragma once
 
@@ -49,7 +50,8 @@ class Scheduler {
 
   // Forgets all cached prefixes; false, and nothing happens, while a request holds blocks.
   bool FlushCache();
-  // Blocks computed from now on belong to `version`; requests that run through the change publish nothing.
+  // Blocks computed from now on belong to `version`; requests that run through the change publish
+  // nothing.
   Status SetWeightVersion(int64_t version);
 
   bool HasWork() const { return !live_.empty() || !tickets_.empty(); }
@@ -60,7 +62,8 @@ class Scheduler {
   void EnableKvEvents() { cache_.index().events().Enable(); }
   std::vector<KvEvent> TakeKvEvents() { return cache_.index().events().Take(); }
 
-  // free + held + cached == total, one owner a block, published implies settled, and what else must hold.
+  // free + held + cached == total, one owner a block, published implies settled, and what else must
+  // hold.
   void CheckInvariants() const;
 
  private:

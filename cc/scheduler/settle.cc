@@ -13,13 +13,15 @@ Status Scheduler::ValidateResult(StepId step, const StepResult& result) const {
   if (tickets_.empty()) return Status::Invalid("no step is in flight");
   const Ticket& ticket = tickets_.front();
   if (ticket.plan->step_id != step.value()) {
-    return Status::Invalid("steps settle oldest first: step " + std::to_string(ticket.plan->step_id) +
-                           " is next, got step " + std::to_string(step.value()));
+    return Status::Invalid("steps settle oldest first: step " +
+                           std::to_string(ticket.plan->step_id) + " is next, got step " +
+                           std::to_string(step.value()));
   }
   const size_t num_rows = ticket.rows.size();
   if (result.num_tokens.size() != num_rows || result.width < 1 ||
       result.token_ids.size() != num_rows * static_cast<size_t>(result.width)) {
-    return Status::Invalid("step " + std::to_string(step.value()) + " has " + std::to_string(num_rows) +
+    return Status::Invalid("step " + std::to_string(step.value()) + " has " +
+                           std::to_string(num_rows) +
                            " rows; token_ids must be [rows, width] and num_tokens [rows]");
   }
   for (size_t i = 0; i < num_rows; ++i) {
@@ -31,8 +33,8 @@ Status Scheduler::ValidateResult(StepId step, const StepResult& result) const {
       return Status::Invalid("num_tokens[" + std::to_string(i) + "] must be between 1 and " +
                              std::to_string(most) + ", got " + std::to_string(count));
     }
-    const auto tokens = result.token_ids.subspan(i * static_cast<size_t>(result.width),
-                                                 static_cast<size_t>(count));
+    const auto tokens =
+        result.token_ids.subspan(i * static_cast<size_t>(result.width), static_cast<size_t>(count));
     if (std::ranges::any_of(tokens, [](int32_t token) { return token < 0; })) {
       return Status::Invalid("token_ids[" + std::to_string(i) + "] holds a negative token id");
     }
@@ -65,7 +67,8 @@ void Scheduler::SettleRow(const Row& row, int32_t row_number, const StepResult& 
   request.rows_in_flight -= 1;
   request.samples_in_flight -= row.samples ? 1 : 0;
   request.settled = row.context_len + row.query_len;
-  if (std::holds_alternative<Finishing>(request.state)) return;  // told already; its tokens go nowhere
+  if (std::holds_alternative<Finishing>(request.state))
+    return;  // told already; its tokens go nowhere
   if (!row.samples) return PublishSettled(request);
 
   const auto i = static_cast<size_t>(row_number);
@@ -101,7 +104,8 @@ int32_t Scheduler::AcceptTokens(Request& request, std::span<const int32_t> token
     finish = request.stop.Judge(token, request.log.num_output(), config_.eos_token_ids);
     if (finish != Finish::kNone) break;  // what was sampled behind the end is not output
   }
-  if (request.counters.first_token_step < 0) request.counters.first_token_step = request.last_step.value();
+  if (request.counters.first_token_step < 0)
+    request.counters.first_token_step = request.last_step.value();
   request.counters.completion_tokens = request.log.num_output();
   return num_kept;
 }

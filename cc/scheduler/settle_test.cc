@@ -11,7 +11,8 @@ namespace {
 
 using Ints = std::vector<int32_t>;
 
-std::string Refusal(Sched& sched, int64_t step, int32_t width, const Ints& tokens, const Ints& counts) {
+std::string Refusal(Sched& sched, int64_t step, int32_t width, const Ints& tokens,
+                    const Ints& counts) {
   const auto result = sched.get().Settle(StepId(step), {width, tokens, counts});
   return result.ok() ? "" : result.status().reason();
 }
@@ -59,7 +60,8 @@ TEST(Settle, AChunkThatDoesNotSampleIsNotMentioned) {
 }
 
 TEST(Abort, IsTerminalAtOnceInEveryStateAndReturnsEveryBlock) {
-  // Aborted after `moves` plans and settles: queued, prefilling, with a chunk or a token in flight, decoding.
+  // Aborted after `moves` plans and settles: queued, prefilling, with a chunk or a token in flight,
+  // decoding.
   for (int depth : {0, 1, 2}) {
     for (int moves = 0; moves < 24; ++moves) {
       Sched sched;
@@ -124,7 +126,8 @@ TEST(Retraction, MakesRoomByTheYoungestAndItResumesExactly) {
 TEST(Retraction, SparesTheBetterClass) {
   Sched sched;
   sched.blocks(7).block_size(4).no_cache();
-  sched.submit(Ask(1).prompt(8).max_new(16).priority(1)).submit(Ask(2).prompt(8).max_new(16).priority(0));
+  sched.submit(Ask(1).prompt(8).max_new(16).priority(1))
+      .submit(Ask(2).prompt(8).max_new(16).priority(0));
   sched.run();
   EXPECT_GT(sched.get().CountersOf(RequestId(1))->num_retractions, 0);
   EXPECT_EQ(sched.get().CountersOf(RequestId(2))->num_retractions, 0);

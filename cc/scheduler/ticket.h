@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// A step in flight. It holds what the step still touches although its request moved on: the residences of
-// requests that ended or were retracted meanwhile, and the sources of block copies. None of that can be
-// reused or published before the ticket is settled, and settling is what destroys it.
+// A step in flight. It holds what the step still touches although its request moved on: the
+// residences of requests that ended or were retracted meanwhile, and the sources of block copies.
+// None of that can be reused or published before the ticket is settled, and settling is what
+// destroys it.
 
 #pragma once
 

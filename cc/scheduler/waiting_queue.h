@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Requests that hold nothing, in the order of their keys. Adding, removing and reading the front cost
-// O(log n) however long the queue is; nothing here ever walks it.
+// Requests that hold nothing, in the order of their keys. Adding, removing and reading the front
+// cost O(log n) however long the queue is; nothing here ever walks it.
 
 #pragma once
 

@@ -10,10 +10,13 @@ namespace tokenspeed::testing {
 namespace {
 
 [[noreturn]] void Fail(const std::string& what, int64_t id, int32_t position) {
-  throw std::logic_error(what + ": request " + std::to_string(id) + ", position " + std::to_string(position));
+  throw std::logic_error(what + ": request " + std::to_string(id) + ", position " +
+                         std::to_string(position));
 }
 
-uint64_t Next(uint64_t prefix, int32_t token) { return HashCombine(prefix, static_cast<uint64_t>(token)); }
+uint64_t Next(uint64_t prefix, int32_t token) {
+  return HashCombine(prefix, static_cast<uint64_t>(token));
+}
 
 }  // namespace
 
@@ -25,12 +28,14 @@ DeviceModel::DeviceModel(const SchedulerConfig& config)
 void DeviceModel::Know(const RequestSpec& spec) {
   const uint64_t salt = HashCombine(17, static_cast<uint64_t>(spec.cache_salt));
   sequences_.insert_or_assign(
-      spec.id.value(), Sequence{HashCombine(salt, static_cast<uint64_t>(spec.adapter)), spec.token_ids});
+      spec.id.value(),
+      Sequence{HashCombine(salt, static_cast<uint64_t>(spec.adapter)), spec.token_ids});
 }
 
 DeviceModel::Cell& DeviceModel::At(const BlockTables& tables, int32_t slot, int32_t position) {
   const int32_t block = tables.At(SlotId(slot), position / block_size_);
-  if (block == 0) throw std::logic_error("a row of slot " + std::to_string(slot) + " uses the padding block");
+  if (block == 0)
+    throw std::logic_error("a row of slot " + std::to_string(slot) + " uses the padding block");
   return cells_[static_cast<size_t>(block * block_size_ + position % block_size_)];
 }
 
@@ -44,7 +49,8 @@ void DeviceModel::CheckContext(const Plan& plan, size_t row, const BlockTables& 
     prefix = Next(prefix, sequence.tokens[static_cast<size_t>(position)]);
     const Cell& cell = At(tables, plan.slots[row], position);
     if (cell.prefix != prefix) Fail("a row reads what is not its prefix", id, position);
-    if (is_new && cell.version != version_) Fail("a row reads what other weights wrote", id, position);
+    if (is_new && cell.version != version_)
+      Fail("a row reads what other weights wrote", id, position);
   }
 }
 
@@ -53,7 +59,8 @@ std::vector<int32_t> DeviceModel::QueryOf(const Plan& plan, size_t row, size_t& 
   const std::vector<int32_t>& tokens = sequences_.at(id).tokens;
   const auto start = static_cast<size_t>(plan.context_lens[row]);
   if (static_cast<int32_t>(row) < plan.num_decode_rows) {
-    if (start + 1 != tokens.size()) Fail("a decode row does not start at the last token", id, plan.context_lens[row]);
+    if (start + 1 != tokens.size())
+      Fail("a decode row does not start at the last token", id, plan.context_lens[row]);
     return {tokens.back()};
   }
   const auto length = static_cast<size_t>(plan.query_lens[row]);
@@ -61,7 +68,8 @@ std::vector<int32_t> DeviceModel::QueryOf(const Plan& plan, size_t row, size_t& 
   prompt_at += length;
   std::vector<int32_t> query(given, given + static_cast<std::ptrdiff_t>(length));
   if (start + length > tokens.size() ||
-      !std::equal(query.begin(), query.end(), tokens.begin() + static_cast<std::ptrdiff_t>(start))) {
+      !std::equal(query.begin(), query.end(),
+                  tokens.begin() + static_cast<std::ptrdiff_t>(start))) {
     Fail("a prefill row has not the request's tokens", id, plan.context_lens[row]);
   }
   if ((start + length == tokens.size()) != (plan.samples[row] != 0)) {
@@ -79,7 +87,8 @@ void DeviceModel::Write(const Plan& plan, size_t row, const BlockTables& tables,
   }
   for (size_t i = 0; i < query.size(); ++i) {
     prefix = Next(prefix, query[i]);
-    At(tables, plan.slots[row], plan.context_lens[row] + static_cast<int32_t>(i)) = {prefix, version_};
+    At(tables, plan.slots[row], plan.context_lens[row] + static_cast<int32_t>(i)) = {prefix,
+                                                                                     version_};
   }
 }
 

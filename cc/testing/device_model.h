@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
-// A device that remembers what was written where. A cell of a block holds the hash of the whole prefix that
-// its KV stands for, and the weights that made it. Running a plan on it checks that every row reads exactly
-// the prefix that it should: a block reused too early, shared wrongly or never written is seen at once.
-// Steps run in the order of their launch, as on a stream. Test code only.
+// A device that remembers what was written where. A cell of a block holds the hash of the whole
+// prefix that its KV stands for, and the weights that made it. Running a plan on it checks that
+// every row reads exactly the prefix that it should: a block reused too early, shared wrongly or
+// never written is seen at once. Steps run in the order of their launch, as on a stream. Test code
+// only.
 
 #pragma once
 
@@ -33,9 +34,11 @@ class DeviceModel {
     std::vector<int32_t> num_tokens;
   };
   // Runs a plan: copies, checks the context of every row, writes its query, samples by `next_token`
-  // (request, position) and accepts `accepted` of the drafts. Throws std::logic_error on a wrong read.
+  // (request, position) and accepts `accepted` of the drafts. Throws std::logic_error on a wrong
+  // read.
   template <class NextToken>
-  StepTokens Run(const Plan& plan, const BlockTables& tables, int32_t accepted, NextToken next_token);
+  StepTokens Run(const Plan& plan, const BlockTables& tables, int32_t accepted,
+                 NextToken next_token);
 
  private:
   struct Cell {
@@ -49,7 +52,8 @@ class DeviceModel {
 
   Cell& At(const BlockTables& tables, int32_t slot, int32_t position);
   void CheckContext(const Plan& plan, size_t row, const BlockTables& tables);
-  void Write(const Plan& plan, size_t row, const BlockTables& tables, const std::vector<int32_t>& query);
+  void Write(const Plan& plan, size_t row, const BlockTables& tables,
+             const std::vector<int32_t>& query);
   std::vector<int32_t> QueryOf(const Plan& plan, size_t row, size_t& prompt_at);
 
   int32_t block_size_;
@@ -60,12 +64,13 @@ class DeviceModel {
 };
 
 template <class NextToken>
-DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const BlockTables& tables, int32_t accepted,
-                                         NextToken next_token) {
+DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const BlockTables& tables,
+                                         int32_t accepted, NextToken next_token) {
   // Copies of one step may run in any order, so none may write what another one reads.
   for (const BlockCopy& copy : plan.block_copies) {
     for (const BlockCopy& other : plan.block_copies) {
-      if (copy.from == other.to) throw std::logic_error("a block is both copied from and copied to");
+      if (copy.from == other.to)
+        throw std::logic_error("a block is both copied from and copied to");
     }
     for (int32_t i = 0; i < block_size_; ++i) {
       cells_[static_cast<size_t>(copy.to * block_size_ + i)] =
@@ -82,7 +87,9 @@ DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const BlockTables& ta
     std::vector<int32_t> query = QueryOf(plan, row, prompt_at);
     const int64_t id = plan.request_ids[row];
     Sequence& sequence = sequences_.at(id);
-    const int32_t count = plan.samples[row] == 0 ? 0 : decodes ? std::min(accepted, plan.query_lens[row]) : 1;
+    const int32_t count = plan.samples[row] == 0 ? 0
+                          : decodes              ? std::min(accepted, plan.query_lens[row])
+                                                 : 1;
     std::vector<int32_t> sampled;
     for (int32_t i = 0; i < count; ++i) {
       sampled.push_back(next_token(id, static_cast<int64_t>(sequence.tokens.size()) + i));

@@ -110,7 +110,8 @@ class Run {
       still = planned || settled ? 0 : still + 1;
       Require(still < kMaxStillSteps, "work exists and nothing moves");
     }
-    for (const auto& [id, request] : requests_) Require(request.num_ends == 1, "every request ends");
+    for (const auto& [id, request] : requests_)
+      Require(request.num_ends == 1, "every request ends");
     Require(scheduler_->load().active_blocks == 0, "no block is held when nothing runs");
     Require(!mirror_->HasWork(), "the mirror ends with its twin");
   }
@@ -170,18 +171,21 @@ class Run {
     const auto twin = mirror_->MakePlan();
     Require((plan == nullptr) == (twin == nullptr), "same events, same plans");
     if (!plan) {
-      Require(!in_flight_.empty() || !scheduler_->HasWork(), "with nothing in flight, work can be planned");
+      Require(!in_flight_.empty() || !scheduler_->HasWork(),
+              "with nothing in flight, work can be planned");
       return false;
     }
     RequireSame(*plan, *twin);
     CheckBudget(*plan);
     ++num_steps_;
     const int32_t accepted = 1 + move.a % config_.verify_width;
-    auto tokens = device_.Run(*plan, scheduler_->tables(), accepted, [&](int64_t id, int64_t position) {
-      // Now and then the end of sequence; always the same for a request and a position.
-      const uint64_t noise = HashCombine(static_cast<uint64_t>(id), static_cast<uint64_t>(position));
-      return noise % 16 == 0 ? kEos : static_cast<int32_t>(10 + noise % 50);
-    });
+    auto tokens =
+        device_.Run(*plan, scheduler_->tables(), accepted, [&](int64_t id, int64_t position) {
+          // Now and then the end of sequence; always the same for a request and a position.
+          const uint64_t noise =
+              HashCombine(static_cast<uint64_t>(id), static_cast<uint64_t>(position));
+          return noise % 16 == 0 ? kEos : static_cast<int32_t>(10 + noise % 50);
+        });
     in_flight_.push_back({std::move(plan), std::move(tokens)});
     return true;
   }
@@ -189,9 +193,12 @@ class Run {
   void RequireSame(const Plan& a, const Plan& b) {
     const auto as_ints = [](const Plan& plan) {
       std::vector<int64_t> all = {plan.step_id, plan.num_decode_rows};
-      const auto add = [&](const auto& values) { all.insert(all.end(), values.begin(), values.end()); };
+      const auto add = [&](const auto& values) {
+        all.insert(all.end(), values.begin(), values.end());
+      };
       add(plan.request_ids), add(plan.slots), add(plan.query_lens), add(plan.context_lens);
-      add(plan.samples), add(plan.prompt_token_ids), add(plan.new_slots), add(plan.new_slot_request_ids);
+      add(plan.samples), add(plan.prompt_token_ids), add(plan.new_slots),
+          add(plan.new_slot_request_ids);
       for (const BlockCopy& copy : plan.block_copies) add(std::vector{copy.from, copy.to});
       for (const TableUpdate& u : plan.table_updates) add(std::vector{u.slot, u.column, u.block});
       return all;
@@ -232,7 +239,8 @@ class Run {
     const int64_t id = next_id_ - 1 - move.a % next_id_;
     const auto known = requests_.find(id);
     const bool lives = known != requests_.end() && known->second.num_ends == 0;
-    Require(scheduler_->Abort(RequestId(id)).has_value() == lives, "exactly a live request can be aborted");
+    Require(scheduler_->Abort(RequestId(id)).has_value() == lives,
+            "exactly a live request can be aborted");
     (void)mirror_->Abort(RequestId(id));
     if (lives) known->second.num_ends += 1;
   }

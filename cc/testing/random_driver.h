@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 //
-// Random lives of a scheduler. A `Scenario` is bytes: a configuration and a list of moves (submit, plan,
-// settle, abort, flush, new weights). Replaying one runs every plan on the device model and checks, after
-// each move: conservation and the other invariants, one terminal event a request, that the emitted tokens are
-// the sampled ones, and that work never stands still. A failing scenario is shrunk to the moves that matter.
-// The fuzz target and the tests share it; two replays of one scenario are compared for equal plans.
+// Random lives of a scheduler. A `Scenario` is bytes: a configuration and a list of moves (submit,
+// plan, settle, abort, flush, new weights). Replaying one runs every plan on the device model and
+// checks, after each move: conservation and the other invariants, one terminal event a request,
+// that the emitted tokens are the sampled ones, and that work never stands still. A failing
+// scenario is shrunk to the moves that matter. The fuzz target and the tests share it; two replays
+// of one scenario are compared for equal plans.
 
 #pragma once
 

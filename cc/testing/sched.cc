@@ -58,7 +58,8 @@ std::shared_ptr<const Outcome> Sched::settle() {
     // A decode row's first query token is the last known one; a prefill row's last is.
     const int32_t last_known = plan->context_lens[row] + (decodes ? 1 : plan->query_lens[row]);
     for (int32_t i = 0; i < counts[row]; ++i) {
-      tokens[row * width + static_cast<size_t>(i)] = TokenFor(id, last_known + i - prompt_lens_[id]);
+      tokens[row * width + static_cast<size_t>(i)] =
+          TokenFor(id, last_known + i - prompt_lens_[id]);
     }
   }
   auto result = get().Settle(StepId(plan->step_id), {config_.verify_width, tokens, counts});

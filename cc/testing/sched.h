@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
-// A scheduler for tests: built in a sentence, driven by a scripted executor, checked after every move.
+// A scheduler for tests: built in a sentence, driven by a scripted executor, checked after every
+// move.
 //   Sched().blocks(8).submit(Ask(1).prompt(20).max_new(4)).run();
-// The executor's token is a pure function of (request, position) unless a script says otherwise, so a
-// request's output can be foretold whatever happened to it on the way. Test code only.
+// The executor's token is a pure function of (request, position) unless a script says otherwise, so
+// a request's output can be foretold whatever happened to it on the way. Test code only.
 
 #pragma once
 
@@ -58,14 +59,17 @@ class Sched {
   Status try_submit(const Ask& ask) { return get().Submit(ask.spec()); }
   Sched& submit(const Ask& ask);  // throws when refused
   // What the model says for a request instead of the default: its output from the first token on.
-  Sched& script(int64_t id, std::vector<int32_t> output) { return scripts_[id] = std::move(output), *this; }
+  Sched& script(int64_t id, std::vector<int32_t> output) {
+    return scripts_[id] = std::move(output), *this;
+  }
   // How many drafted tokens each decode row gets right.
   Sched& accept(int32_t count) { return accepted_ = count, *this; }
 
   std::shared_ptr<const Plan> plan();  // stays in flight until settle()
   std::shared_ptr<const Outcome> settle();
-  std::shared_ptr<const Plan> step();  // plans one, and settles what is more than the overlap depth allows
-  Sched& run();                        // until nothing is left; throws when it makes no progress
+  std::shared_ptr<const Plan>
+  step();        // plans one, and settles what is more than the overlap depth allows
+  Sched& run();  // until nothing is left; throws when it makes no progress
   bool abort(int64_t id);
 
   const std::vector<int32_t>& output(int64_t id) { return outputs_[id]; }
