@@ -13,7 +13,7 @@ stamp=$root/.ok
 want=$(cat "$0" "$here/pip-tools.txt" | sha256sum | cut -c1-16)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then echo "$root"; exit 0; fi
 log() { echo "bootstrap: $*" >&2; }
-python=${TOKENSPEED_PYTHON:-python3}
+python=${TOKENSPEED_PYTHON:-$(command -v python3.11 || command -v python3)} || { echo "bootstrap: python3.11 is needed" >&2; exit 1; }
 
 mkdir -p "$(dirname "$root")"
 exec 9>"$root.lock"; flock 9
