@@ -166,11 +166,15 @@ class SamplingParams:
 
 def check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:
     """Raise `RequestError` for an empty prompt or a token outside the vocabulary."""
-    if len(token_ids) == 0:
+    check_prompt_range(len(token_ids), min(token_ids, default=0), max(token_ids, default=0), vocab_size)
+
+
+def check_prompt_range(num_tokens: int, lowest: int, highest: int, vocab_size: int) -> None:
+    """`check_prompt` for who has the extremes already."""
+    if num_tokens == 0:
         raise RequestError("prompt", "empty_prompt", "the prompt has no tokens")
-    low, high = min(token_ids), max(token_ids)
-    if low < 0 or high >= vocab_size:
-        bad = low if low < 0 else high
+    if lowest < 0 or highest >= vocab_size:
+        bad = lowest if lowest < 0 else highest
         raise RequestError(
             "prompt", "invalid_token_id", f"prompt: token {bad} is outside the vocabulary of {vocab_size}"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from tokenspeed.config.sampling import (
     SEED_MAX,
     RequestError,
     SamplingParams,
-    check_prompt,
+    check_prompt_range,
     derive_seed,
     room_for_output,
 )
@@ -80,5 +81,11 @@ def check_request(token_ids: NDArray[np.int32], params: SamplingParams, config: 
     if params.n != 1:
         raise RequestError("n", "invalid_value", f"n is {params.n}; whoever fans choices out sends one request each")
     params.validate(config.vocab_size, config.max_model_len)
-    check_prompt(token_ids, config.vocab_size)
+    check_token_ids(token_ids, config.vocab_size)
     return room_for_output(len(token_ids), params.max_new_tokens, config.max_model_len)
+
+
+def check_token_ids(token_ids: NDArray[Any], vocab_size: int) -> None:
+    """`check_prompt` of an integer array, without a loop in Python."""
+    extremes = (int(token_ids.min()), int(token_ids.max())) if len(token_ids) else (0, 0)
+    check_prompt_range(len(token_ids), *extremes, vocab_size)

@@ -8,7 +8,7 @@ callback a step and request group; text is assembled in the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from tokenspeed.config.sampling import SamplingParams
@@ -26,7 +26,7 @@ class AsyncLLM:
 
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | Mapping[str, Any] | None = None
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the output as it grows: so far, or with `stream_output` only what is new since the last one.
 
         The last item has a finish reason for every choice. Raises RequestError before anything runs, EngineDeadError.
@@ -36,7 +36,11 @@ class AsyncLLM:
         event_loop = asyncio.get_running_loop()
 
         def deliver(item: list[Delta] | EngineDeadError) -> None:
-            event_loop.call_soon_threadsafe(events.put_nowait, item)
+            try:
+                event_loop.call_soon_threadsafe(events.put_nowait, item)
+            except RuntimeError:
+                # The event loop was closed with the stream still open: nobody waits any more.
+                frontend.abandon([request.rid for request in job.requests])
 
         frontend = self.engine.frontend
         frontend.submit(job.requests, deliver)
@@ -54,7 +58,7 @@ class AsyncLLM:
                         del live[delta.rid]
                 yield self._output(job, deltas)
         finally:
-            frontend.abort(list(live))
+            frontend.abandon(list(live))
 
     def shutdown(self) -> None:
         """Stop the engine if it is ours."""

@@ -101,9 +101,9 @@ def prepare_device(device: DeviceConfig) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     if device.device == "cpu":
-        from tokenspeed_kernel import _cpu
+        import tokenspeed_kernel._cpu as cpu_kernels
 
-        _cpu.set_num_threads(device.num_threads)
+        cpu_kernels.set_num_threads(device.num_threads)
     else:
         torch.cuda.set_device(device.device)
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -57,6 +57,13 @@ class LocalFrontend:
         if rids:
             self._commands.put(Abort(list(rids)))
 
+    def abandon(self, rids: Sequence[str]) -> None:
+        """Abort requests whose caller has gone: nothing more is delivered for them."""
+        with self._lock:
+            for rid in rids:
+                self._mailboxes.pop(rid, None)
+        self.abort(rids)
+
     def put(self, command: Command) -> None:
         self._commands.put(command)
 
@@ -100,17 +107,19 @@ class LocalFrontend:
 
 def _deltas(output: StepOutput) -> list[Delta]:
     logprobs: Sequence[TokenLogprobs | None] = output.logprobs or [None] * len(output.rids)
-    rows = zip(
-        output.rids,
-        output.token_ids,
-        output.finish,
-        output.prompt_tokens,
-        output.completion_tokens,
-        output.cached_tokens,
-        output.matched_tokens,
-        logprobs,
-    )
-    deltas = [Delta(*row, None) for row in rows]
+    deltas = [
+        Delta(rid, tokens, finish, prompt, completion, cached, matched, entry, None)
+        for rid, tokens, finish, prompt, completion, cached, matched, entry in zip(
+            output.rids,
+            output.token_ids,
+            output.finish,
+            output.prompt_tokens,
+            output.completion_tokens,
+            output.cached_tokens,
+            output.matched_tokens,
+            logprobs,
+        )
+    ]
     for rejection in output.rejections:
         deltas.append(Delta(rejection.rid, [], "abort", 0, 0, 0, -1, None, rejection))
     return deltas

@@ -86,21 +86,23 @@ class EngineLoop:
             elif isinstance(command, Refused):
                 self._outputs.add_rejection(command.rejection)
             elif isinstance(command, Abort):
-                self._abort([self.requests.of_rid(rid) for rid in command.rids])
+                for rid in command.rids:
+                    self._abort(self.requests.of_rid(rid))
             elif isinstance(command, AbortAll):
                 self.log.aborting_all(command.reason)
-                self._abort(list(self.requests.all()))
+                for record in self.requests.all():
+                    self._abort(record)
             elif isinstance(command, Control):
                 command.reply(*self._controls.call(command.method, command.args))
 
-    def _abort(self, records: list[RequestRecord] | list[RequestRecord | None]) -> None:
-        for record in records:
-            if record is None:
-                continue
-            ended = self.scheduler.abort(record.request_id)
-            if ended is None:
-                raise EngineFault(f"request {record.rid} is live here and unknown to the scheduler")
-            self._outputs.add_abort(record, ended)
+    def _abort(self, record: RequestRecord | None) -> None:
+        """End a request now; None is one that has ended already."""
+        if record is None:
+            return
+        ended = self.scheduler.abort(record.request_id)
+        if ended is None:
+            raise EngineFault(f"request {record.rid} is live here and unknown to the scheduler")
+        self._outputs.add_abort(record, ended)
 
     def _launch(self) -> bool:
         """Plan a step and launch it; False when nothing can be launched before something settles or arrives."""

@@ -26,8 +26,8 @@ from tokenspeed.config.flags_table import ENGINE_FLAGS
 from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_source import resolve_model
 from tokenspeed.config.resolve import resolve
-from tokenspeed.config.sampling import RequestError, SamplingParams, check_prompt, derive_seed
-from tokenspeed.engine.admission import check_request
+from tokenspeed.config.sampling import RequestError, SamplingParams, derive_seed
+from tokenspeed.engine.admission import check_request, check_token_ids
 from tokenspeed.engine.choice import Choice, ChoiceBuilder, TokenLogprob
 from tokenspeed.engine.core import LoopThread, build, set_frontend
 from tokenspeed.engine.errors import EngineDeadError
@@ -150,7 +150,7 @@ class Engine:
         try:
             self._collect(jobs, mailbox, progress)
         except BaseException:
-            self._frontend.abort([request.rid for job in jobs for request in job.requests])
+            self._frontend.abandon([request.rid for job in jobs for request in job.requests])
             raise
         return [job.output() for job in jobs]
 
@@ -186,7 +186,7 @@ class Engine:
             raise RequestError("prompt", "invalid_type", "prompt must be text or a list of token ids") from None
         if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
             raise RequestError("prompt", "invalid_type", "prompt must be text or a list of token ids")
-        check_prompt(token_ids, self.config.admission.vocab_size)
+        check_token_ids(token_ids, self.config.admission.vocab_size)
         return token_ids.astype(np.int32)
 
     @property
@@ -243,7 +243,7 @@ def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """A list of prompts; a lone text or a lone list of ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    listed = list(prompts)
+    listed: list[Any] = list(prompts)
     if listed and all(isinstance(item, (int, np.integer)) for item in listed):
         return [listed]
     return listed

@@ -66,7 +66,8 @@ class OutputColumns:
     def _reset(self) -> None:
         self._rids: list[str] = []
         self._token_ids: list[list[int]] = []
-        self._counts: tuple[list[str], list[int], list[int], list[int], list[int]] = ([], [], [], [], [])
+        self._finish: list[str] = []
+        self._counts: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
         self._logprobs: list[TokenLogprobs | None] = []
         self._any_logprobs = False
         self._rejections: list[Rejection] = []
@@ -115,11 +116,11 @@ class OutputColumns:
 
     def take(self, load: LoadNumbers) -> StepOutput:
         """Everything gathered so far."""
-        finish, prompt, completion, cached, matched = self._counts
+        prompt, completion, cached, matched = self._counts
         output = StepOutput(
             rids=self._rids,
             token_ids=self._token_ids,
-            finish=finish,
+            finish=self._finish,
             prompt_tokens=prompt,
             completion_tokens=completion,
             cached_tokens=cached,
@@ -145,8 +146,9 @@ class OutputColumns:
         self._token_ids.append(emitted)
         self._logprobs.append(logprobs)
         self._any_logprobs = self._any_logprobs or logprobs is not None
-        for column, value in zip(self._counts, (finish, *counts)):
-            column.append(value)  # type: ignore[arg-type]
+        self._finish.append(finish)
+        for column, value in zip(self._counts, counts):
+            column.append(value)
 
     def _interval_is_full(self, record: RequestRecord, emitted: list[int], logprobs: TokenLogprobs | None) -> bool:
         """Whether the stream's next piece is complete with `emitted`; if not, it is kept. A first token never waits."""

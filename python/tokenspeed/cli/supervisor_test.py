@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""The supervisor over scripted children: readiness, deaths, the order of stopping, and its patience."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from tokenspeed.cli.supervisor import Supervisor, SupervisorConfig
+
+# A gateway that is ready at once; on SIGTERM it works on for `drain` seconds, then says so and ends.
+GATEWAY = """
+import http.server, os, signal, sys, threading, time
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): self.send_response(200); self.end_headers()
+    def log_message(self, *args): pass
+def drain(*_):
+    print("draining", flush=True); time.sleep({drain}); print("drained", flush=True); os._exit(0)
+server = http.server.HTTPServer(("127.0.0.1", {port}), Ready)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+signal.signal(signal.SIGTERM, drain)
+while True: time.sleep(0.02)
+"""
+ENGINE = """
+import os, signal, sys, time
+def stop(*_): print("engine stopping", flush=True); os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("engine is here", flush=True)
+deadline = time.monotonic() + {life}
+while time.monotonic() < deadline: time.sleep(0.02)
+print("engine dies: an invariant", flush=True)
+os._exit({status})
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run(
+    engine: str, drain_s: float = 0.0, signal_after: str | None = None, drain_timeout_s: float = 5.0, signals: int = 1
+) -> tuple[int, str]:
+    """(status, everything said); when `signal_after` has been said, this process gets SIGTERM."""
+    port, out = free_port(), io.StringIO()
+    config = SupervisorConfig("127.0.0.1", port, False, 30.0, 20.0, drain_timeout_s)
+    supervisor = Supervisor(config, ["-c", engine], ["-c", GATEWAY.format(port=port, drain=drain_s)], out)
+
+    def send() -> None:
+        while signal_after is not None and signal_after not in out.getvalue():
+            time.sleep(0.01)
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    sender = threading.Thread(target=send, daemon=True)
+    if signal_after is not None:
+        sender.start()
+    try:
+        status = supervisor.run()
+        if signal_after is not None:
+            sender.join(5)
+        return status, out.getvalue()
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+
+
+def test_it_says_when_it_is_ready_and_how_to_try() -> None:
+    status, said = run(ENGINE.format(life=60, status=0), signal_after="try: curl http://127.0.0.1:")
+    assert status == 0
+    assert "[engine] engine is here" in said and "ready in" in said and "/v1/chat/completions" in said
+
+
+def test_sigterm_drains_the_gateway_before_the_engine_stops() -> None:
+    status, said = run(ENGINE.format(life=60, status=0), drain_s=0.5, signal_after="ready in")
+    assert status == 0
+    assert said.index("draining") < said.index("[gateway] drained") < said.index("[engine] engine stopping")
+
+
+def test_a_gateway_that_overruns_its_limit_is_killed() -> None:
+    started_s = time.monotonic()
+    status, said = run(ENGINE.format(life=60, status=0), drain_s=60, signal_after="ready in", drain_timeout_s=0.3)
+    assert status == 0 and time.monotonic() - started_s < 20
+    assert "drained" not in said and "engine stopping" in said
+
+
+def test_a_second_signal_ends_the_waiting() -> None:
+    started_s = time.monotonic()
+    _, said = run(ENGINE.format(life=60, status=0), drain_s=60, signal_after="ready in", drain_timeout_s=60, signals=2)
+    assert time.monotonic() - started_s < 20 and "drained" not in said
+
+
+@pytest.mark.parametrize(("life", "when"), [(0.0, "before"), (1.5, "after")])
+def test_an_engine_that_dies_takes_the_server_down_with_its_status_and_last_words(life: float, when: str) -> None:
+    status, said = run(ENGINE.format(life=life, status=3))
+    assert status == 3, when
+    assert "[engine] engine dies: an invariant" in said
+    assert "the engine ended (exit status 3); stopping the gateway too" in said
+
+
+def test_an_engine_that_is_killed_gives_a_status_that_is_not_zero() -> None:
+    status, said = run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert status == 1 and "signal SIGKILL" in said

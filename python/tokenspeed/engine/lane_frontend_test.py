@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""Lane messages to commands and outputs to batches, in the forms that the wire has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tokenspeed.config.sampling import RequestError
+from tokenspeed.engine.lane_frontend import to_add, to_batch
+from tokenspeed.engine.messages import LoadNumbers, Rejection, StepOutput, TokenLogprobs
+from tokenspeed.rpc.lane import wire
+
+SAMPLING = wire.SamplingParamsWire(
+    max_new_tokens=16,
+    stop=None,
+    stop_token_ids=[7],
+    temperature=0.8,
+    top_p=0.9,
+    top_k=wire.TOP_K_OFF,
+    min_p=0.1,
+    frequency_penalty=0.5,
+    presence_penalty=-0.5,
+    repetition_penalty=1.1,
+    min_new_tokens=2,
+    json_schema=None,
+    regex=None,
+    ebnf=None,
+    structural_tag=None,
+    ignore_eos=True,
+    skip_special_tokens=True,
+    spaces_between_special_tokens=True,
+    no_stop_trim=False,
+    thinking_budget=None,
+    custom_params=None,
+    stream_interval=None,
+    logit_bias={"5": 1.5},
+    seed=42,
+    logprobs=None,
+    n=1,
+    stop_strs=[],
+    stop_str_max_len=0,
+    is_normalized=True,
+)
+
+
+def request(sampling: dict[str, Any] | None = None, **changes: Any) -> wire.TokenizedGenerateReqInput:
+    fields: dict[str, Any] = {
+        "rid": "r",
+        "http_worker_ipc": None,
+        "input_text": None,
+        "input_ids": [1, 2, 3],
+        "sampling_params": msgspec.structs.replace(SAMPLING, **(sampling or {})),
+        "return_logprob": False,
+        "logprob_start_len": -1,
+        "top_logprobs_num": 0,
+        "token_ids_logprob": None,
+        "stream": True,
+    }
+    return wire.TokenizedGenerateReqInput(**(fields | changes))
+
+
+def test_every_sampling_field_arrives() -> None:
+    add = to_add(request())
+    params = add.params
+    assert add.rid == "r" and add.token_ids.tolist() == [1, 2, 3] and add.token_ids.dtype.name == "int32"
+    assert (params.max_new_tokens, params.min_new_tokens, params.stop_token_ids) == (16, 2, (7,))
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.8, 0.9, -1, 0.1)
+    assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.5, -0.5, 1.1)
+    assert (params.ignore_eos, params.seed, params.logit_bias, params.logprobs) == (True, 42, {5: 1.5}, None)
+    params.validate(100, 100)
+
+
+@pytest.mark.parametrize("greedy", [{"temperature": 1.0, "top_k": 1}, {"temperature": 1e-7}, {"temperature": 0.0}])
+def test_every_spelling_of_greedy_is_greedy(greedy: dict[str, Any]) -> None:
+    assert to_add(request(greedy)).params.temperature == 0
+
+
+def test_logprobs_are_asked_for_beside_the_sampling_fields() -> None:
+    assert to_add(request(return_logprob=True)).params.logprobs == 0
+    assert to_add(request(return_logprob=True, top_logprobs_num=5)).params.logprobs == 5
+
+
+ABSENT = [
+    ({"sampling": {"json_schema": "{}"}}, "json_schema"),
+    ({"sampling": {"regex": "a*"}}, "regex"),
+    ({"sampling": {"ebnf": "root ::= x"}}, "ebnf"),
+    ({"sampling": {"structural_tag": "{}"}}, "structural_tag"),
+    ({"sampling": {"thinking_budget": 5}}, "thinking_budget"),
+    ({"sampling": {"stop_strs": ["x"]}}, "stop_strs"),
+    ({"sampling": {"logit_bias": {"x": 1.0}}}, "logit_bias"),
+    ({"return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
+    ({"token_ids_logprob": [5]}, "token_ids_logprob"),
+    ({"custom_logit_processor": "x"}, "custom_logit_processor"),
+    ({"return_hidden_states": True}, "return_hidden_states"),
+    ({"bootstrap_room": 5}, "bootstrap_room"),
+    ({"multimodal_inputs": [1]}, "multimodal_inputs"),
+    ({"validation_error": "too odd"}, "request"),
+    ({"input_ids": [2**31]}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("changes", "field"), ABSENT, ids=lambda value: str(value)[:40])
+def test_what_this_engine_lacks_is_refused_by_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        to_add(request(**changes))
+    assert caught.value.field == field
+
+
+LOAD = LoadNumbers(1, 2, 3, 4)
+
+
+def test_rows_rejections_and_load_share_one_batch_of_equal_columns() -> None:
+    output = StepOutput(
+        rids=["a", "b"],
+        token_ids=[[5], [6]],
+        finish=["", "stop"],
+        prompt_tokens=[3, 4],
+        completion_tokens=[1, 2],
+        cached_tokens=[0, 2],
+        matched_tokens=[-1, 6],
+        logprobs=[None, TokenLogprobs([-0.5], [[-0.5, -1.5]], [[6, 9]])],
+        rejections=[Rejection("c", 400, "top_p", "invalid_value", "top_p is odd")],
+        load=LOAD,
+    )
+    batch = wire.decode_output(wire.encode(to_batch(output, 7)))
+    assert isinstance(batch, wire.BatchTokenIDOutSlim)
+    assert batch.rids == ["a", "b", "c"] and batch.finished_reasons == ["", "stop", "abort"]
+    assert batch.output_ids == [[5], [6], []] and batch.matched_stops == [None, 6, None]
+    assert batch.output_token_logprobs_val == [[], [-0.5], []] and batch.output_token_logprobs_idx == [[], [6], []]
+    assert batch.output_top_logprobs_val == [[], [[-0.5, -1.5]], []]
+    assert batch.output_top_logprobs_idx == [[], [[6, 9]], []]
+    assert (
+        batch.finished_status_codes == [None, None, 400] and batch.finished_messages[2] == "invalid_value: top_p is odd"
+    )
+    load = (batch.num_running, batch.num_waiting, batch.kv_active_pages, batch.kv_total_pages, batch.engine_index)
+    assert load == (1, 2, 3, 4, 7)
+
+
+def test_a_batch_without_rows_is_a_sign_of_life() -> None:
+    output = StepOutput([], [], [], [], [], [], [], None, [], LOAD)
+    batch = wire.decode_output(wire.encode(to_batch(output, 0)))
+    assert isinstance(batch, wire.BatchTokenIDOutSlim) and batch.rids == [] and batch.kv_total_pages == 4

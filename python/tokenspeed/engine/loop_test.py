@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: MIT
+"""The loop over the real scheduler and an executor with a script: order, overlap, ends, faults. No model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokenspeed_cc
+from tokenspeed.config.resolve import AdmissionConfig, LogConfig
+from tokenspeed.config.sampling import SamplingParams
+from tokenspeed.engine.admission import Admission
+from tokenspeed.engine.errors import EngineFault
+from tokenspeed.engine.executor import StepTokens
+from tokenspeed.engine.loop import EngineLoop
+from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Control, StepOutput
+from tokenspeed.engine.pending import Done, Pending
+from tokenspeed.engine.records import RequestTable
+from tokenspeed.engine.runner import StepWork
+from tokenspeed.engine.step_log import StepLog
+
+EOS = 99
+
+
+class ScriptedExecutor:
+    """Token of a request at sequence length n: script(slot's request, n). Remembers what was launched and settled."""
+
+    def __init__(self, script: Callable[[int, int], int]) -> None:
+        self.script = script
+        self.events: list[str] = []
+        self.slots: dict[int, int] = {}
+        self.works: list[StepWork] = []
+
+    def launch(self, work: StepWork) -> Pending[StepTokens]:
+        plan: Any = work.plan
+        self.works.append(work)
+        self.events.append(f"launch {plan.step_id}")
+        lengths = (plan.context_lens + plan.query_lens).tolist()
+        drawn = [self.script(request, length) for request, length in zip(plan.request_ids.tolist(), lengths)]
+        token_ids = np.where(plan.samples, drawn, -1).astype(np.int32)[:, None]
+        return Watched(
+            StepTokens(token_ids, plan.samples.astype(np.int32), None, None, None), plan.step_id, self.events
+        )
+
+    def close(self) -> None:
+        return
+
+
+class Watched(Done[StepTokens]):
+    def __init__(self, value: StepTokens, step_id: int, events: list[str]) -> None:
+        super().__init__(value)
+        self._step_id, self._events = step_id, events
+
+    def wait(self) -> StepTokens:
+        self._events.append(f"settle {self._step_id}")
+        return super().wait()
+
+
+class Desk:
+    """A frontend with a script: commands to hand over at the next drain, and everything that was published."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.published: list[StepOutput] = []
+        self.waits: list[float] = []
+
+    def drain(self, timeout_s: float) -> list[Command]:
+        self.waits.append(timeout_s)
+        taken, self.commands = self.commands, []
+        return taken
+
+    def publish(self, output: StepOutput) -> None:
+        self.published.append(output)
+
+    def tokens(self, rid: str) -> list[int]:
+        rows = [(output, output.rids.index(rid)) for output in self.published if rid in output.rids]
+        return [token for output, row in rows for token in output.token_ids[row]]
+
+    def ends(self, rid: str) -> list[str]:
+        rows = [(output, output.rids.index(rid)) for output in self.published if rid in output.rids]
+        return [output.finish[row] for output, row in rows if output.finish[row]]
+
+
+class Bench:
+    """A loop to step by hand."""
+
+    def __init__(
+        self, depth: int = 1, script: Callable[[int, int], int] = lambda request, n: (request + n) % 90
+    ) -> None:
+        config = tokenspeed_cc.SchedulerConfig(
+            num_blocks=65,
+            block_size=8,
+            max_num_seqs=4,
+            max_model_len=128,
+            max_batched_tokens=32,
+            chunked_prefill=True,
+            overlap_depth=depth,
+            verify_width=1,
+            max_decode_gap_tokens=32,
+            enable_prefix_caching=True,
+            eos_token_ids=[EOS],
+        )
+        self.scheduler = tokenspeed_cc.Scheduler(config)
+        self.executor = ScriptedExecutor(script)
+        self.desk = Desk()
+        requests = RequestTable()
+        admission = Admission(AdmissionConfig(100, 128, 1, 0), self.scheduler, requests)
+        log = StepLog(LogConfig("error", True, 0, True, 40), self.scheduler, requests)
+        self.loop = EngineLoop(self.scheduler, self.executor, self.desk, admission, requests, log, depth)
+
+    def add(self, rid: str, num_prompt: int = 4, **params: Any) -> Bench:
+        values = {"max_new_tokens": 6, **params}
+        prompt = (np.arange(num_prompt) % 90).astype(np.int32)
+        self.desk.commands.append(Add(rid, prompt, SamplingParams(**values), priority=0, cache_salt=0))
+        return self
+
+    def steps(self, count: int) -> Bench:
+        for _ in range(count):
+            self.loop.step()
+        return self
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_request_runs_to_its_length_and_ends_once(depth: int) -> None:
+    bench = Bench(depth).add("a", num_prompt=4).steps(12)
+    assert bench.desk.tokens("a") == [(1 + n) % 90 for n in range(4, 10)]
+    assert bench.desk.ends("a") == ["length"]
+    bench.scheduler.check()
+
+
+def test_with_overlap_the_next_step_is_launched_before_the_last_one_settles() -> None:
+    events = Bench(1).add("a").steps(4).executor.events
+    assert events[:5] == ["launch 0", "launch 1", "settle 0", "launch 2", "settle 1"]
+
+
+def test_without_overlap_each_step_settles_before_the_next_is_launched() -> None:
+    events = Bench(0).add("a").steps(3).executor.events
+    assert events[:6] == ["launch 0", "settle 0", "launch 1", "settle 1", "launch 2", "settle 2"]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_end_of_text_drops_what_overlap_computed_behind_it(depth: int) -> None:
+    bench = Bench(depth, lambda _request, n: EOS if n >= 6 else 5).add("a", num_prompt=4).steps(10)
+    assert bench.desk.tokens("a") == [5, 5, EOS]
+    assert bench.desk.ends("a") == ["stop"]
+    assert bench.desk.published[-1].load.active_blocks == 0
+    bench.scheduler.check()
+
+
+def test_an_abort_gives_one_terminal_row_and_its_blocks_come_back_with_the_step_in_flight() -> None:
+    bench = Bench(1).add("a", num_prompt=20, max_new_tokens=50).steps(3)
+    bench.desk.commands.append(Abort(["a", "nobody", "a"]))
+    bench.steps(3)
+    assert bench.desk.ends("a") == ["abort"]
+    assert bench.desk.published[-1].load == bench.loop._load()
+    assert (bench.loop._load().num_running, bench.loop._load().active_blocks) == (0, 0)
+    bench.scheduler.check()
+
+
+def test_abort_all_ends_everything_and_the_loop_goes_on() -> None:
+    bench = Bench(1).add("a").add("b").steps(2)
+    bench.desk.commands.append(AbortAll("the gateway left"))
+    bench.add("c").steps(12)
+    assert (bench.desk.ends("a"), bench.desk.ends("b"), bench.desk.ends("c")) == (["abort"], ["abort"], ["length"])
+
+
+def test_a_bad_request_is_rejected_and_its_neighbours_go_on() -> None:
+    bench = Bench().add("a").add("bad", temperature=float("nan")).add("long", num_prompt=128).add("b").steps(12)
+    rejections = [rejection for output in bench.desk.published for rejection in output.rejections]
+    assert [(rejection.rid, rejection.field, rejection.code) for rejection in rejections] == [
+        ("bad", "temperature", "invalid_value"),
+        ("long", "prompt", "context_length_exceeded"),
+    ]
+    assert bench.desk.ends("a") == bench.desk.ends("b") == ["length"]
+
+
+def test_an_id_in_use_is_rejected_and_free_again_afterwards() -> None:
+    bench = Bench().add("a").steps(1).add("a").steps(12)
+    rejections = [rejection for output in bench.desk.published for rejection in output.rejections]
+    assert [rejection.code for rejection in rejections] == ["duplicate_request_id"]
+    assert bench.add("a").steps(12).desk.ends("a") == ["length", "length"]
+
+
+def test_the_loop_waits_only_when_there_is_nothing_to_do() -> None:
+    desk = Bench(1).steps(1).add("a").steps(10).steps(2).desk
+    assert desk.waits[0] > 0 and desk.waits[-1] > 0
+    assert desk.waits[2] == 0
+
+
+def test_the_load_is_told_when_the_last_request_has_ended() -> None:
+    load = Bench(1).add("a").steps(12).desk.published[-1].load
+    assert (load.num_running, load.num_waiting, load.active_blocks, load.total_blocks) == (0, 0, 0, 64)
+
+
+def test_a_stream_interval_gathers_tokens_but_not_the_first_or_the_last() -> None:
+    bench = Bench(0).add("a", max_new_tokens=8, stream_interval=3).steps(10)
+    pieces = [output.token_ids[0] for output in bench.desk.published if output.rids]
+    assert [len(piece) for piece in pieces] == [1, 3, 3, 1]
+    assert bench.desk.tokens("a") == [(1 + n) % 90 for n in range(4, 12)]
+
+
+def test_new_slots_carry_seeds_and_prompts() -> None:
+    bench = Bench(0).add("a", num_prompt=5).add("b", seed=7).steps(1)
+    first, second = bench.executor.works[0].new_slots
+    assert first.params.seed is not None and second.params.seed == 7
+    assert first.prompt_ids.tolist() == [0, 1, 2, 3, 4] and len(first.output_ids) == 0
+
+
+def test_logprobs_are_computed_only_while_somebody_wants_them() -> None:
+    bench = Bench(0).add("a", max_new_tokens=2, logprobs=3).add("b", max_new_tokens=4).steps(4)
+    assert [work.num_logprobs for work in bench.executor.works] == [3, 3, None, None]
+
+
+def test_flush_answers_whether_it_could_and_unknown_calls_are_refused_by_name() -> None:
+    replies: list[tuple[bool, str]] = []
+    bench = Bench(1).add("a").steps(12)
+    for method in ("flush_cache", "start_profile", "dance"):
+        bench.desk.commands.append(Control(method, [], lambda success, text: replies.append((success, text))))
+    bench.steps(1)
+    assert [success for success, _ in replies] == [True, False, False]
+    assert "dance: no such call" in replies[2][1]
+
+
+def test_an_error_of_a_step_leaves_the_loop() -> None:
+    def broken(_request: int, _length: int) -> int:
+        raise ZeroDivisionError("kernel")
+
+    with pytest.raises(ZeroDivisionError):
+        Bench(0, broken).add("a").loop.run(lambda: False)
+
+
+def test_work_that_cannot_be_planned_is_a_fault_in_words() -> None:
+    bench = Bench(0)
+
+    class Stuck:
+        def plan(self) -> None:
+            return None
+
+        def has_work(self) -> bool:
+            return True
+
+    bench.loop.scheduler = Stuck()  # type: ignore[assignment]
+    with pytest.raises(EngineFault, match="no step can be planned"):
+        bench.loop.step()
