@@ -14,7 +14,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -47,17 +47,22 @@ _POLL_S = 0.02
 
 
 class StartError(Exception):
-    """The gateway cannot start with this configuration; one line that names what is wrong."""
+    """The gateway cannot start; one line that names what is wrong. `status` is the exit status: 2 when the command
+    line or a file that it names is wrong, 1 when this machine is in the way (a port in use)."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def run(config: GatewayConfig) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit status: 0 after a shutdown, 1 when it could not start."""
+    """Serve until SIGTERM or SIGINT. Returns the exit status: 0 after a shutdown, else `StartError`'s."""
     configure_logs(config.log_level, config.log_json)
     try:
         asyncio.run(_serve(config))
     except StartError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        print(f"smg launch: error: {error}", file=sys.stderr)
+        return error.status
     return 0
 
 
@@ -99,13 +104,13 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
     # The lanes come first: an engine that is already waiting registers while the tokenizer loads.
     metrics = GatewayMetrics(config.duration_buckets_s or DURATION_BUCKETS_S)
     options = LaneOptions(config.engine_count, None, config.engine_startup_timeout_s)
-    router = Router(config.worker_urls, config.policy, options, config.stall_s)
+    router = Router(config.worker_urls, config.policy, options, config.stall_s, _reporting(metrics))
     async with AsyncExitStack() as stack:
         stack.callback(router.close)
         try:
             router.open()
         except (AddressError, zmq.ZMQError, OSError) as error:
-            raise StartError(f"a worker's lane cannot be opened: {error}") from None
+            raise StartError(f"a worker's lane cannot be opened: {error}", 1) from None
         model = load_model(config, router)
         keep_alive = KeepAlive(config.sse_keepalive_s)
         limits = config.limits
@@ -141,7 +146,7 @@ async def _listen(
         context = None if config is None else _tls(config)
         await web.TCPSite(runner, host, port, ssl_context=context, backlog=1024).start()
     except OSError as error:
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}", 1) from None
     return int(runner.addresses[0][1])
 
 
@@ -169,7 +174,7 @@ def load_model(config: GatewayConfig, router: Router) -> ServedModel:
         path = source.path if config.tokenizer_path is None else resolve_model(config.tokenizer_path).path
         tokenizer = load_tokenizer(path)
     except (ModelError, TokenizerError) as error:
-        raise StartError(str(error)) from None
+        raise StartError(str(error), 2) from None
     names = [source.name, *config.model_aliases]
     if config.model_path is not None:
         names.append(config.model_path)
@@ -182,14 +187,21 @@ def _template(config: GatewayConfig, tokenizer: Tokenizer) -> ChatTemplate | Non
         try:
             source = Path(config.chat_template).read_text(encoding="utf-8")
         except OSError as error:
-            raise StartError(f"--chat-template: {config.chat_template} cannot be read: {error.strerror}") from None
+            raise StartError(f"--chat-template: {config.chat_template} cannot be read: {error.strerror}", 2) from None
     if source is None:
         return None
     specials = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
     try:
         return ChatTemplate(source, {name: token for name, token in specials.items() if token is not None})
     except TemplateError as error:
-        raise StartError(str(error)) from None
+        raise StartError(str(error), 2) from None
+
+
+def _reporting(metrics: GatewayMetrics) -> Callable[[Worker], None]:
+    def report(worker: Worker) -> None:
+        metrics.worker_health(worker.url, worker.state() is WorkerState.READY)
+
+    return report
 
 
 async def _watch(service: Service, interval_s: float) -> None:

@@ -82,6 +82,8 @@ class Answer:
         if finish == "abort":
             _raise_if_refused(batch, row)
         tokens = _tokens_of(batch, row, finish)
+        if not tokens.ids and not finish:
+            return None
         if self.first_token_s is None and tokens.ids:
             self.first_token_s = time.monotonic()
         if index % self._job.candidates == 0:

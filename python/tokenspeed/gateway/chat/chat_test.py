@@ -270,7 +270,7 @@ def test_a_prompt_may_be_text_texts_ids_or_lists_of_ids() -> None:
             (ids("abc"), ["cba"]),
             ([ids("abc"), ids("xy")], ["cba", "yx"]),
         ):
-            answer = client.completions.create(model="fake-model", prompt=prompt)  # type: ignore[arg-type]
+            answer = client.completions.create(model="fake-model", prompt=prompt)
             assert [choice.text for choice in answer.choices] == texts
             assert [choice.index for choice in answer.choices] == list(range(len(texts)))
         stream = client.completions.create(model="fake-model", prompt=["abc", "xy"], n=2, stream=True)

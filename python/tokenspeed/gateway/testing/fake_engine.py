@@ -123,7 +123,8 @@ class FakeEngine:
     def _dial(self, lane: EngineLane) -> None:
         while not self._stop.is_set():
             try:
-                return lane.connect(timeout_s=0.5)
+                lane.connect(timeout_s=0.5)
+                return
             except LaneTimeout:
                 continue
 

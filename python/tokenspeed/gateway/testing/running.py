@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +121,14 @@ class RunningGateway:
     def request(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
-        """(status, headers, body) of any request."""
+        """(status, headers with lower-case names, body) of any request."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         asked = urllib.request.Request(self.url(path), data, headers or {}, method=method)
         try:
             with urllib.request.urlopen(asked, timeout=30) as answer:
-                return answer.status, dict(answer.headers), answer.read()
+                return answer.status, _lower(answer.headers), answer.read()
         except urllib.error.HTTPError as error:
-            return error.code, dict(error.headers), error.read()
+            return error.code, _lower(error.headers), error.read()
 
     def stream(self, path: str, body: dict[str, Any]) -> list[str]:
         """The events of a streaming POST, without `data: `."""
@@ -135,9 +136,9 @@ class RunningGateway:
         blocks = answer.decode().split("\n\n")
         return [block.removeprefix("data: ") for block in blocks if block.startswith("data: ")]
 
-    def raw_stream(self, path: str, body: dict[str, Any]) -> socket.socket:
-        """A socket on which a streaming POST has been sent; the test reads, or leaves."""
-        data = json.dumps({**body, "stream": True}).encode()
+    def send_only(self, path: str, body: dict[str, Any]) -> socket.socket:
+        """A socket on which a POST has been sent; the test reads from it, or leaves."""
+        data = json.dumps(body).encode()
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=20)
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
         sock.sendall(head.encode() + data)
@@ -162,3 +163,7 @@ class RunningGateway:
             self.service, self.port = service, port
             self._started.set()
             await self._done.wait()
+
+
+def _lower(headers: Message) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}

@@ -183,7 +183,7 @@ def test_what_is_not_known_is_refused_by_name(change: dict[str, Any], message: s
 # ---- tokenizer.json ------------------------------------------------------------------------------------------------
 
 
-def write_folder(folder: Path, decoder: object = None) -> None:
+def write_folder(folder: Path, decoder: Any = None) -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({c: b for b, c in _CHARACTERS.items()}, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoder or tokenizers.decoders.ByteLevel()

@@ -108,8 +108,8 @@ class GatewayLane:
         self._set_state(LaneState.HANDSHAKE, f"waiting for an engine at {where}")
 
     def close(self) -> None:
-        """Close every socket; requests in flight fail."""
-        if self.state is LaneState.CLOSED:
+        """Close every socket, also after an `open` that failed; requests in flight fail. May be called twice."""
+        if self._context.closed:
             return
         self._close_data("the gateway is stopping")
         self._close_socket(self._handshake)

@@ -351,6 +351,18 @@ def test_a_gateway_that_never_answers_is_reported() -> None:
     lane.close()
 
 
+def test_a_lane_whose_address_is_taken_can_still_be_closed(url: str) -> None:
+    async def scene() -> None:
+        async with gateway(url):
+            second = GatewayLane(url, LaneOptions(None, None, 60), lambda state, reason: None)
+            with pytest.raises(zmq.ZMQError):
+                second.open()
+            second.close()
+            second.close()
+
+    asyncio.run(scene())
+
+
 def test_the_directory_of_ipc_sockets_is_private_and_stale_sockets_go(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="lane") as folder:
         parent = Path(folder) / "sockets"

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: MIT
+"""The HTTP surface: health, errors, ids, keys, limits, leaving clients, draining; a real server, a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tokenspeed.config.gateway import parse_launch
+from tokenspeed.gateway.app import StartError, _drain, gateway, run
+from tokenspeed.gateway.testing.fake_engine import END_TOKEN, Step, replying
+from tokenspeed.gateway.testing.running import RunningGateway, ids
+from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+PATH = "/v1/chat/completions"
+
+
+def endless(request: TokenizedGenerateReqInput) -> Iterator[Step]:
+    """A token every few milliseconds, for ever."""
+    while True:
+        yield Step(ids("x"), delay_s=0.003)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in 10 s"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningGateway]:
+    with RunningGateway([replying(ids("Paris"))]) as gateway_:
+        yield gateway_
+
+
+# ---- health and models -------------------------------------------------------------------------------------------
+
+
+def test_a_gateway_without_an_engine_is_alive_but_not_ready_and_says_why() -> None:
+    with RunningGateway([], num_workers=1) as alone:
+        assert alone.get("/liveness") == (200, {"status": "ok"})
+        assert alone.get("/readiness") == (503, {"status": "not ready", "workers": 1, "workers_ready": 0})
+        status, health = alone.get("/health")
+        assert (status, health["workers"][0]["state"]) == (503, "absent")
+        assert alone.get("/v1/models") == (200, {"object": "list", "data": []})
+        status, answer = alone.post(PATH, CHAT)
+        assert (status, answer["error"]["code"]) == (503, "no_available_workers")
+        assert alone.request("POST", PATH, CHAT)[1]["retry-after"] == "1"
+
+
+def test_a_ready_gateway_says_so_and_lists_its_model(running: RunningGateway) -> None:
+    assert running.get("/readiness") == (200, {"status": "ready", "workers": 1, "workers_ready": 1})
+    assert running.get("/health")[0] == 200
+    model = running.get("/v1/models")[1]["data"][0]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("fake-model", "model", 8192)
+    assert running.get("/v1/models/fake-model")[1] == model
+    status, answer = running.get("/v1/models/other")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+def test_an_engine_with_work_that_says_nothing_is_unhealthy_until_it_speaks_again() -> None:
+    with RunningGateway([replying(ids("late"))], ["--worker-stale-secs", "0.2"]) as stuck:
+        assert stuck.get("/health")[0] == 200
+        stuck.engines[0].paused.set()
+        assert stuck.get("/health")[0] == 200  # nothing to do is no silence
+        thread = threading.Thread(target=stuck.post, args=(PATH, CHAT))
+        thread.start()
+        until(lambda: stuck.get("/health")[0] == 503)
+        assert stuck.get("/health")[1]["workers"][0]["state"] == "stalled"
+        assert stuck.get("/readiness")[0] == 503
+        stuck.engines[0].paused.clear()
+        thread.join(10)
+        until(lambda: stuck.get("/health")[0] == 200)
+
+
+def test_metrics_count_requests_tokens_and_workers(running: RunningGateway) -> None:
+    assert running.post(PATH, CHAT)[0] == 200
+    status, headers, body = running.request("GET", "/metrics")
+    assert status == 200 and headers["content-type"].startswith("text/plain")
+    text = body.decode()
+    assert 'smg_http_requests_total{method="POST",path="/v1/chat/completions"}' in text
+    assert 'token_type="output"' in text and "smg_router_ttft_seconds_bucket" in text
+    assert f'smg_worker_health{{worker="{running.urls[0]}"}} 1.0' in text
+
+
+# ---- errors, ids, keys ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing/here", 404, "unknown_url"),
+        ("POST", "/v1/embeddings", 404, "unknown_url"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+    ],
+)
+def test_an_unknown_address_is_an_error_with_a_code(
+    running: RunningGateway, method: str, path: str, status: int, code: str
+) -> None:
+    got, headers, body = running.request(method, path, b"{}" if method == "POST" else None)
+    assert (got, json.loads(body)["error"]["code"], headers["x-smg-error-code"]) == (status, code, code)
+
+
+def test_every_answer_carries_the_request_id_of_the_client_or_a_new_one(running: RunningGateway) -> None:
+    for path, body in ((PATH, CHAT), (PATH, {}), (PATH, CHAT | {"stream": True}), ("/missing", {})):
+        assert running.request("POST", path, body, {"x-request-id": "mine-1"})[1]["x-request-id"] == "mine-1"
+        assert running.request("POST", path, body, {"x-correlation-id": "c-2"})[1]["x-request-id"] == "c-2"
+        first, second = (running.request("POST", path, body)[1]["x-request-id"] for _ in range(2))
+        assert first != second
+
+
+def test_a_request_id_that_could_break_a_header_is_not_taken_over(running: RunningGateway) -> None:
+    assert running.request("GET", "/liveness", None, {"x-request-id": "a" * 300})[1]["x-request-id"] != "a" * 300
+
+
+def test_a_body_over_the_limit_is_refused_and_the_next_request_works() -> None:
+    with RunningGateway([replying(ids("ok"))], ["--max-payload-size", "1000"]) as small:
+        status, answer = small.post(PATH, {"messages": [{"role": "user", "content": "x" * 2000}]})
+        assert (status, answer["error"]["code"]) == (413, "request_too_large")
+        assert small.post(PATH, CHAT)[0] == 200
+
+
+def test_generation_needs_one_of_the_keys_but_health_does_not() -> None:
+    with RunningGateway([replying(ids("ok"))], ["--api-key", "k-one", "--api-key", "k-two"]) as locked:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic k-one"}, {"authorization": ""}):
+            status, answer_headers, body = locked.request("POST", PATH, CHAT, headers)
+            assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
+            assert answer_headers["www-authenticate"] == "Bearer"
+            assert b"k-one" not in body
+        for key in ("k-one", "k-two"):
+            assert locked.post(PATH, CHAT, {"authorization": f"Bearer {key}"})[0] == 200
+        assert locked.get("/health")[0] == 200
+        assert locked.post("/v1/tokenize", {"prompt": "x"})[0] == 401
+
+
+def refusing(status: int, message: str) -> Any:
+    def script(request: TokenizedGenerateReqInput) -> Iterator[Step]:
+        yield Step([], "abort", status=status, message=message)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "code", "text"),
+    [
+        (400, "context_length_exceeded: the pool is too small", "context_length_exceeded", "the pool is too small"),
+        (400, "No code here.", "engine_refused", "No code here."),
+        (500, "numerical error", "engine_refused", "numerical error"),
+    ],
+)
+def test_a_refusal_of_the_engine_becomes_its_status_with_code_and_message(
+    status: int, message: str, code: str, text: str
+) -> None:
+    with RunningGateway([refusing(status, message)], ["--disable-retries"]) as refused:
+        for stream in (False, True):
+            got, answer = refused.post(PATH, CHAT | {"stream": stream})
+            assert (got, answer["error"]["code"], answer["error"]["message"]) == (status, code, text)
+
+
+def test_an_abort_without_a_status_is_an_end_like_others() -> None:
+    def script(request: TokenizedGenerateReqInput) -> Iterator[Step]:
+        yield Step(ids("half"))
+        yield Step([], "abort")
+
+    with RunningGateway([script]) as aborted:
+        choice = aborted.post(PATH, CHAT)[1]["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("half", "abort")
+
+
+# ---- limits --------------------------------------------------------------------------------------------------------
+
+
+def test_requests_over_the_limit_wait_and_those_over_the_queue_get_429_and_no_fault_is_counted() -> None:
+    flags = ["--max-concurrent-requests", "2", "--queue-size", "1", "--queue-timeout-secs", "20"]
+    with RunningGateway([replying(ids("ok"))], flags) as busy:
+        busy.engines[0].paused.set()
+        results: list[int] = []
+        threads = [threading.Thread(target=lambda: results.append(busy.post(PATH, CHAT)[0])) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        until(lambda: busy.service.admission.num_waiting == 1 and busy.service.admission.num_admitted == 2)
+        status, headers, body = busy.request("POST", PATH, CHAT)
+        assert (status, json.loads(body)["error"]["code"]) == (429, "admission_queue_full")
+        assert headers["retry-after"] == "2"
+        busy.engines[0].paused.clear()
+        for thread in threads:
+            thread.join(10)
+        assert results == [200] * 3
+        assert busy.service.admission.num_admitted == 0
+        assert busy.get("/health")[0] == 200
+
+
+def test_a_wait_that_is_too_long_ends_with_429() -> None:
+    flags = ["--max-concurrent-requests", "1", "--queue-timeout-secs", "0.1"]
+    with RunningGateway([endless], flags) as busy:
+        sock = busy.send_only(PATH, CHAT | {"stream": True})
+        until(lambda: busy.service.admission.num_admitted == 1)
+        status, answer = busy.post(PATH, CHAT)
+        assert (status, answer["error"]["code"]) == (429, "admission_queue_timeout")
+        sock.close()
+        until(lambda: busy.service.admission.num_admitted == 0)
+
+
+def test_a_request_that_takes_too_long_ends_with_504_and_is_aborted() -> None:
+    with RunningGateway([endless], ["--request-timeout-secs", "0.3"]) as slow:
+        status, answer = slow.post(PATH, CHAT)
+        assert (status, answer["error"]["code"]) == (504, "request_timeout")
+        events = slow.stream(PATH, CHAT)
+        assert events[-1] == "[DONE]" and json.loads(events[-2])["error"]["code"] == "request_timeout"
+        until(lambda: len(slow.engines[0].seen.aborted) == 2 and slow.engines[0].num_active == 0)
+
+
+def test_a_silent_stream_gets_comments() -> None:
+    with RunningGateway([replying(ids("ok"))], ["--sse-keepalive-secs", "0.1"]) as quiet:
+        quiet.engines[0].paused.set()
+        sock = quiet.send_only(PATH, CHAT | {"stream": True})
+        received = b""
+        while received.count(b": keep-alive") < 2:
+            received += sock.recv(4096)
+        assert b"200 OK" in received and b"data:" not in received
+        quiet.engines[0].paused.clear()
+        while b"[DONE]" not in received:
+            received += sock.recv(4096)
+        sock.close()
+
+
+# ---- clients that leave, and shutdown --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_request(stream: bool) -> None:
+    with RunningGateway([endless]) as left:
+        sock = left.send_only(PATH, CHAT | {"n": 3, "stream": stream})
+        until(lambda: left.engines[0].num_active == 3)
+        sock.close()
+        until(lambda: left.engines[0].num_active == 0)
+        assert left.service.router.num_in_flight == 0
+        until(lambda: left.service.num_open == 0)
+
+
+class _Drained:
+    """A gateway whose drain a test can start, as SIGTERM would."""
+
+    def __init__(self, running: RunningGateway, flags: list[str]) -> None:
+        self.config = parse_launch(["--worker-urls", *running.urls, *flags])
+        self.hurry = asyncio.Event()
+        self.future = asyncio.run_coroutine_threadsafe(_drain(running.service, self.config, self.hurry), running._loop)
+
+
+def test_a_shutdown_flips_readiness_at_once_lets_streams_finish_and_refuses_new_requests() -> None:
+    def script(request: TokenizedGenerateReqInput) -> Iterator[Step]:
+        for _ in range(20):
+            yield Step(ids("x"), delay_s=0.02)
+        yield Step([END_TOKEN], "stop")
+
+    with RunningGateway([script]) as leaving:
+        results: list[list[str]] = []
+        threads = [threading.Thread(target=lambda: results.append(leaving.stream(PATH, CHAT))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        until(lambda: leaving.engines[0].num_active == 3)
+        drained = _Drained(leaving, ["--shutdown-grace-period-secs", "20"])
+        until(lambda: leaving.service.draining)
+        assert leaving.get("/readiness")[1]["status"] == "draining"
+        assert leaving.get("/liveness")[0] == 200
+        status, answer = leaving.post(PATH, CHAT)
+        assert (status, answer["error"]["code"]) == (503, "draining")
+        assert not drained.future.done()
+        for thread in threads:
+            thread.join(20)
+        drained.future.result(10)
+        assert [events[-1] for events in results] == ["[DONE]"] * 3
+        assert all(json.loads(events[-2])["choices"][0]["finish_reason"] == "stop" for events in results)
+
+
+def test_streams_that_outlive_the_grace_time_are_told_so() -> None:
+    with RunningGateway([endless]) as leaving:
+        results: list[list[str]] = []
+        thread = threading.Thread(target=lambda: results.append(leaving.stream(PATH, CHAT)))
+        thread.start()
+        until(lambda: leaving.engines[0].num_active == 1)
+        _Drained(leaving, ["--shutdown-grace-period-secs", "0.2"]).future.result(10)
+        thread.join(10)
+        assert results[0][-1] == "[DONE]" and json.loads(results[0][-2])["error"]["code"] == "worker_lost"
+
+
+def test_requests_are_still_taken_in_the_settle_time() -> None:
+    with RunningGateway([replying(ids("ok"))]) as leaving:
+        drained = _Drained(leaving, ["--shutdown-settle-secs", "1", "--shutdown-grace-period-secs", "5"])
+        until(lambda: leaving.get("/readiness")[0] == 503)
+        assert leaving.post(PATH, CHAT)[0] == 200
+        leaving._loop.call_soon_threadsafe(drained.hurry.set)
+        drained.future.result(10)
+
+
+# ---- start -----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_may_have_a_port_of_their_own(tmp_path: Any) -> None:
+    with RunningGateway([], ["--prometheus-port", "0"], num_workers=1) as running:
+        assert running.request("GET", "/metrics")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("flags", "status"),
+    [
+        (["--model-path", "/no/such/model"], 2),
+        (["--worker-urls", "ipc://relative"], 1),
+    ],
+)
+def test_a_gateway_that_cannot_start_says_why_in_one_line(
+    flags: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls = [] if "--worker-urls" in flags else ["--worker-urls", "tcp://127.0.0.1:1"]
+    assert run(parse_launch([*urls, "--host", "127.0.0.1", "--port", "0", *flags])) in (status, 1)
+    error = capsys.readouterr().err
+    assert [line for line in error.splitlines() if line.startswith("smg launch: error: ")]
+
+
+def test_a_port_in_use_is_reported(running: RunningGateway) -> None:
+    async def start() -> None:
+        config = parse_launch([*running._argv, "--port", str(running.port), "--worker-urls", "tcp://127.0.0.1:39391"])
+        async with gateway(config):
+            pass
+
+    with pytest.raises(StartError, match=r"cannot listen|cannot be opened"):
+        asyncio.run(start())

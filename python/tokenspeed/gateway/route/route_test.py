@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: MIT
+"""Routing, retries and deaths: every request ends once, with an answer or with an error that invites a retry."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tokenspeed.gateway.http.errors import ApiError
+from tokenspeed.gateway.route.policy import POLICIES
+from tokenspeed.gateway.route.retry import RetryHooks, RetryPolicy, with_retries
+from tokenspeed.gateway.testing.fake_engine import FakeEngine, Script, Step, replying
+from tokenspeed.gateway.testing.running import RunningGateway, ids
+from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+PATH = "/v1/chat/completions"
+NO_WAIT = RetryPolicy(max_attempts=4, initial_backoff_s=0, max_backoff_s=0, multiplier=1, jitter=0)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in 10 s"
+        time.sleep(0.005)
+
+
+def silent(request: TokenizedGenerateReqInput) -> Iterator[Step]:
+    """Accepts everything and gives nothing."""
+    while True:
+        yield Step([], delay_s=0.005)
+
+
+def some_then_silent(request: TokenizedGenerateReqInput) -> Iterator[Step]:
+    """A beginning of an answer, and no more."""
+    yield Step(ids("begun"))
+    yield from silent(request)
+
+
+class Background:
+    """Requests on threads, and what came of them."""
+
+    def __init__(self, gateway: RunningGateway, num: int, stream: bool) -> None:
+        self.statuses: list[int] = []
+        self.events: list[list[str]] = []
+        self._gateway, self._stream = gateway, stream
+        self._threads = [threading.Thread(target=self._ask) for _ in range(num)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self) -> None:
+        if self._stream:
+            self.events.append(self._gateway.stream(PATH, CHAT))
+        else:
+            status, answer = self._gateway.post(PATH, CHAT)
+            self.statuses.append(status)
+            self.events.append([json.dumps(answer)])
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+# ---- deaths ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("goodbye", [True, False])
+def test_a_dying_engine_ends_every_request_once_with_an_error_that_invites_a_retry(goodbye: bool) -> None:
+    with RunningGateway([some_then_silent]) as gateway:
+        streams, wholes = Background(gateway, 4, True), Background(gateway, 4, False)
+        until(lambda: gateway.engines[0].num_active == 8)
+        time.sleep(0.1)
+        (gateway.engines[0].stop if goodbye else gateway.engines[0].vanish)()
+        streams.join()
+        wholes.join()
+        assert wholes.statuses == [503] * 4
+        for events in streams.events:
+            assert events[-1] == "[DONE]"
+            assert sum("error" in json.loads(event) for event in events[:-1]) == 1
+            assert json.loads(events[-2])["error"]["code"] == "worker_lost"
+        assert gateway.get("/readiness")[0] == 503
+        assert gateway.service.router.num_in_flight == 0
+
+
+def test_an_engine_that_comes_back_serves_again() -> None:
+    with RunningGateway([replying(ids("first"))]) as gateway:
+        assert gateway.post(PATH, CHAT)[0] == 200
+        gateway.engines[0].vanish()
+        until(lambda: gateway.get("/readiness")[0] == 503)
+        gateway.engines.append(FakeEngine(gateway.urls[0], replying(ids("second"))))
+        gateway.wait_ready(1)
+        assert gateway.post(PATH, CHAT)[1]["choices"][0]["message"]["content"] == "second"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_sent_nothing_yet_goes_to_another_worker_and_gives_the_same_seed(stream: bool) -> None:
+    with RunningGateway([silent, replying(ids("saved"))], ["--policy", "passthrough"]) as gateway:
+        asked = Background(gateway, 1, stream)
+        until(lambda: gateway.engines[0].num_active == 1)
+        gateway.engines[0].vanish()
+        asked.join()
+        answer = "".join(asked.events[0])
+        if stream:
+            chunks = [json.loads(event) for event in asked.events[0][:-1]]
+            answer = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+        assert "saved" in answer
+        first, second = gateway.engines[0].seen.requests[0], gateway.engines[1].seen.requests[0]
+        assert first.sampling_params.seed == second.sampling_params.seed
+        assert first.input_ids == second.input_ids
+
+
+def test_a_stream_that_has_begun_is_not_begun_again() -> None:
+    with RunningGateway([some_then_silent, replying(ids("other"))], ["--policy", "passthrough"]) as gateway:
+        asked = Background(gateway, 1, True)
+        until(lambda: gateway.engines[0].num_active == 1)
+        time.sleep(0.1)
+        gateway.engines[0].vanish()
+        asked.join()
+        text = "".join(asked.events[0])
+        assert "begun" in text and "other" not in text and "worker_lost" in text
+
+
+def test_an_overloaded_engine_is_tried_again_and_a_bad_request_is_not() -> None:
+    def refusing_first(status: int) -> tuple[Script, list[str]]:
+        seen: list[str] = []
+
+        def script(request: TokenizedGenerateReqInput) -> Iterator[Step]:
+            seen.append(request.rid)
+            if len(seen) < 3:
+                yield Step([], "abort", status=status, message="not now")
+            else:
+                yield from replying(ids("ok"))(request)
+
+        return script, seen
+
+    script, seen = refusing_first(503)
+    with RunningGateway([script], ["--retry-initial-backoff-ms", "1"]) as gateway:
+        assert gateway.post(PATH, CHAT)[0] == 200
+        assert len(set(seen)) == 3
+    script, seen = refusing_first(400)
+    with RunningGateway([script]) as gateway:
+        for _ in range(2):
+            assert gateway.post(PATH, CHAT)[0] == 400
+        assert gateway.post(PATH, CHAT)[0] == 200
+        assert gateway.get("/health")[0] == 200
+
+
+def test_requests_spread_over_the_workers() -> None:
+    with RunningGateway([replying(ids("a")), replying(ids("b"))], ["--policy", "round_robin"]) as gateway:
+        texts = Counter(gateway.post(PATH, CHAT)[1]["choices"][0]["message"]["content"] for _ in range(10))
+        assert texts == {"a": 5, "b": 5}
+
+
+# ---- policies and retries, alone -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Load:
+    """A worker as policies see one."""
+
+    name: str
+    num_in_flight: int
+
+
+WORKERS = [Load("a", 5), Load("b", 1), Load("c", 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("round_robin", {"a": 20, "b": 20, "c": 20}),
+        ("passthrough", {"a": 60}),
+        ("least_load", {"b": 60}),
+    ],
+)
+def test_a_policy_gives_each_worker_its_share(name: str, allowed: dict[str, int]) -> None:
+    choose = POLICIES[name]()
+    assert Counter(choose(WORKERS).name for _ in range(60)) == allowed
+
+
+@pytest.mark.parametrize(("name", "never"), [("random", ""), ("power_of_two", "a")])
+def test_a_random_policy_uses_all_that_it_may(name: str, never: str) -> None:
+    choose = POLICIES[name]()
+    seen = {choose(WORKERS).name for _ in range(300)}
+    assert seen == {worker.name for worker in WORKERS} - {never}
+    assert choose(WORKERS[:1]).name == "a"
+
+
+def run_retries(outcomes: list[object], answered: bool = False) -> tuple[object, list[str]]:
+    """What `with_retries` gives when attempts give `outcomes`, and what its hooks heard."""
+    heard: list[str] = []
+    attempts = iter(outcomes)
+
+    async def attempt() -> object:
+        outcome = next(attempts)
+        if isinstance(outcome, ApiError):
+            raise outcome
+        return outcome
+
+    hooks = RetryHooks(lambda: answered, lambda: heard.append("retry"), lambda: heard.append("exhausted"))
+    try:
+        return asyncio.run(with_retries(NO_WAIT, hooks, attempt)), heard
+    except ApiError as error:
+        return error.status, heard
+
+
+def refusal(status: int) -> ApiError:
+    return ApiError(status, "x", "x")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "answered", "expected", "heard"),
+    [
+        (["ok"], False, "ok", []),
+        ([refusal(503), refusal(429), "ok"], False, "ok", ["retry", "retry"]),
+        ([refusal(503)] * 9, False, 503, ["retry", "retry", "retry", "exhausted"]),
+        ([refusal(400), "ok"], False, 400, []),
+        ([refusal(503), "ok"], True, 503, []),
+    ],
+)
+def test_a_fault_is_retried_while_nothing_was_answered(
+    outcomes: list[object], answered: bool, expected: object, heard: list[str]
+) -> None:
+    assert run_retries(outcomes, answered) == (expected, heard)
+
+
+def test_pauses_grow_to_a_limit_and_vary_by_the_jitter() -> None:
+    policy = RetryPolicy(max_attempts=9, initial_backoff_s=0.1, max_backoff_s=0.5, multiplier=2, jitter=0.25)
+    assert [policy.backoff_s(n, lambda low, high: 1.0) for n in (1, 2, 3, 4, 5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
+    assert policy.backoff_s(1, lambda low, high: low) == pytest.approx(0.075)
+    assert policy.backoff_s(1, lambda low, high: high) == pytest.approx(0.125)
