@@ -42,6 +42,7 @@ class Tree:
     files: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
+    strings: set[str] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
     members: dict[str, set[str]] = field(default_factory=dict)
     bases: dict[str, set[str]] = field(default_factory=dict)
@@ -74,8 +75,9 @@ class Tree:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 self.imported.add(node.module.split(".")[0])
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                # Environment variables and metric names are strings.
+                # Environment variables, operations of the kernel registry and metrics are named by strings.
                 self.names.update(ENVIRONMENT.findall(node.value))
+                self.strings.add(node.value)
             elif isinstance(node, ast.arg):
                 self.names.add(node.arg)
 
@@ -153,7 +155,7 @@ def dead(span: str, tree: Tree) -> str | None:
         return None if span in tree.names else "no such environment variable or constant"
     if (PATH.fullmatch(span) and "/" in span) or FILE_NAME.fullmatch(span):
         return None if path_exists(span, tree) else "no such file or folder"
-    if NAME.fullmatch(span) and is_code_name(span):
+    if NAME.fullmatch(span) and is_code_name(span) and span not in tree.strings:
         return dead_name(span, tree)
     return None
 
@@ -183,6 +185,8 @@ def dead_name(span: str, tree: Tree) -> str | None:
 def path_exists(span: str, tree: Tree) -> bool:
     wanted = span.rstrip("/")
     known = tree.files | tree.folders
+    if "*" in wanted and "/" not in wanted:
+        return any(fnmatch.fnmatch(Path(path).name, wanted) for path in tree.files)
     if "*" in wanted:
         return any(fnmatch.fnmatch(path, root + wanted) for root in ROOTS for path in known)
     if any(root + wanted in known for root in ROOTS):

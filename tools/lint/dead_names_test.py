@@ -17,7 +17,7 @@ class EngineLoop(Base):
     def __init__(self) -> None:
         self.in_flight = None
     def step(self) -> None: ...  # retired_name lives in this comment only
-def read_gguf(path): return environ["TOKENSPEED_DEBUG"]
+def read_gguf(path): return environ["TOKENSPEED_DEBUG"], OPS["gemm.linear"]
 """
 CPP = "// OldPool is gone\nclass BlockPool { BlockRef Take(); };\n"
 
@@ -41,6 +41,8 @@ def tree() -> Tree:
         "cc/cache/",
         "cc/*/block_pool.h",
         "engine/*.py",
+        "lo*.py",
+        "gemm.linear",
         "//cc/cache:block_pool",
         "//cc/...",
         "EngineLoop",
@@ -69,6 +71,8 @@ def test_a_live_name_passes(tree: Tree, span: str) -> None:
         "gone.py",
         "cc/gone/",
         "cc/*/gone.h",
+        "gone_*.py",
+        "gemm.gone",
         "//cc/cache:gone",
         "//cc/gone",
         "EngineLoop.gone",
