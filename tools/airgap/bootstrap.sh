@@ -8,9 +8,10 @@ set -Eeuo pipefail
 trap 'echo "bootstrap: line $LINENO failed" >&2' ERR
 
 here=$(cd "$(dirname "$0")" && pwd)
-root=${TOKENSPEED_BAZEL_ROOT:-${XDG_CACHE_HOME:-$HOME/.cache}/tokenspeed/bazel}
-stamp=$root/.ok
 want=$(cat "$0" "$here/pip-tools.txt" | sha256sum | cut -c1-16)
+# A folder for each version of this script: a server that runs from an older one is left alone.
+root=${TOKENSPEED_BAZEL_ROOT:-${XDG_CACHE_HOME:-$HOME/.cache}/tokenspeed/bazel}-$want
+stamp=$root/.ok
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then echo "$root"; exit 0; fi
 log() { echo "bootstrap: $*" >&2; }
 python=${TOKENSPEED_PYTHON:-$(command -v python3.11 || command -v python3)} || { echo "bootstrap: python3.11 is needed" >&2; exit 1; }
