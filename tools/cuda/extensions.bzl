@@ -8,9 +8,20 @@ def _toolkit_impl(rctx):
     if not py:
         fail("python3 is needed to install the CUDA wheels")
     r = rctx.execute([
-        py, rctx.path(Label("//tools/debian:run_pip.py")), "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:",
-        "--require-hashes", "--disable-pip-version-check", "--root-user-action=ignore",
-        "--target", "site", "-r", rctx.path(rctx.attr.lock),
+        py,
+        rctx.path(Label("//tools/debian:run_pip.py")),
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-compile",
+        "--only-binary=:all:",
+        "--require-hashes",
+        "--disable-pip-version-check",
+        "--root-user-action=ignore",
+        "--target",
+        "site",
+        "-r",
+        rctx.path(rctx.attr.lock),
     ], timeout = 3600)
     if r.return_code:
         fail("pip could not install the CUDA wheels:\n" + r.stdout + r.stderr)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """googletest's sources as Debian packages them, pinned by tools/locks/googletest.json."""
 
 _BUILD = """load("@rules_cc//cc:defs.bzl", "cc_library")

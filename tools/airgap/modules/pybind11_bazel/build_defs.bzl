@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library")
 
 _DEPS = [Label("@wheels_cpu_pybind11//:pybind11_headers"), Label("@rules_python//python/cc:current_py_cc_headers")]

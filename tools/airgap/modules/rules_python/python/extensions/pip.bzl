@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Air-gapped stand-in for rules_python's `pip` extension.
 
 `pip.parse` reads the hash-pinned lock and makes one lazily fetched repository a distribution, each filled by

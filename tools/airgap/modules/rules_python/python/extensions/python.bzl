@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Air-gapped stand-in for rules_python's `python` extension: the toolchain is an interpreter that is on the machine,
 checked against the requested version. Headers that it comes without are Debian's, by //tools/debian."""
 

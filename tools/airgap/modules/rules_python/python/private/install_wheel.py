@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Installs one locked requirement with pip and writes the BUILD file of its repository.
 
 Called by pip.bzl with one JSON argument, in the repository's folder. Options of the lock (an extra index) are used
