@@ -2,7 +2,7 @@
 """The parts of a model. A layer owns its prepared weights, says how its activations lie on the ranks, and is called."""
 
 from tokenspeed.layers.attention import AttentionShape, PagedAttention
-from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.layers.batch import AttentionMetadata, ForwardBatch
 from tokenspeed.layers.embedding import Embedding, LMHead
 from tokenspeed.layers.linear import ColumnLinear, RowLinear
 from tokenspeed.layers.mlp import gated_mlp
@@ -10,6 +10,7 @@ from tokenspeed.layers.norm import RMSNorm
 from tokenspeed.layers.rope import rope_table
 
 __all__ = [
+    "AttentionMetadata",
     "AttentionShape",
     "ColumnLinear",
     "Embedding",

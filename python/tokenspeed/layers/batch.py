@@ -9,6 +9,8 @@ import torch
 
 from tokenspeed_kernel.api import AttentionMetadata
 
+__all__ = ["AttentionMetadata", "ForwardBatch"]
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: MIT
+"""Model configurations from config.json and GGUF metadata, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from tokenspeed.config.gguf import read_gguf
+from tokenspeed.config.model import config_from_gguf, load_model_config
+from tokenspeed.config.model_error import ModelError
+from tokenspeed.config.model_source import ModelSource, embedded_model_path
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "eos_token_id": [7, 8],
+    "bos_token_id": 1,
+    "torch_dtype": "bfloat16",
+}
+
+
+def folder_with(tmp_path: Path, values: dict[str, Any]) -> ModelSource:
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    return ModelSource("folder", tmp_path, "test")
+
+
+def test_llama_config_json(tmp_path: Path) -> None:
+    config = load_model_config(folder_with(tmp_path, LLAMA))
+    assert config.architecture == "LlamaForCausalLM"
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.rotary_dim) == (4, 2, 16, 16)
+    assert (config.rope_theta, config.rms_norm_eps, config.dtype) == (500000.0, 1e-5, "bfloat16")
+    assert config.eos_token_ids == (7, 8)
+    assert config.windows == (0, 0)
+    assert not (config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm)
+    assert not config.tie_word_embeddings
+
+
+def test_generation_config_adds_end_tokens(tmp_path: Path) -> None:
+    source = folder_with(tmp_path, LLAMA | {"eos_token_id": 7})
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [9, 7]}')
+    assert load_model_config(source).eos_token_ids == (7, 9)
+
+
+def test_new_spelling_of_rope_is_read(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 1e6, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    values = {k: v for k, v in LLAMA.items() if k != "rope_theta"}
+    values["rope_parameters"] = rope | {"original_max_position_embeddings": 64}
+    config = load_model_config(folder_with(tmp_path, values))
+    assert config.rope_theta == 1e6
+    assert config.rope_scaling is not None
+    assert (config.rope_scaling.kind, config.rope_scaling.original_max_position_embeddings) == ("llama3", 64)
+    assert config.max_position_embeddings == 512
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        ({"type": "linear", "factor": 2.0}, 1024),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"rope_type": "dynamic", "factor": 4.0}, 512),
+        ({"rope_type": "default"}, 512),
+    ],
+)
+def test_scaling_extends_the_context(tmp_path: Path, scaling: dict[str, Any], context: int) -> None:
+    config = load_model_config(folder_with(tmp_path, LLAMA | {"rope_scaling": scaling}))
+    assert config.max_position_embeddings == context
+
+
+def test_members_of_the_family_differ_in_biases_norms_and_windows(tmp_path: Path) -> None:
+    qwen2 = load_model_config(folder_with(tmp_path, LLAMA | {"architectures": ["Qwen2ForCausalLM"]}))
+    assert qwen2.qkv_bias
+    assert not qwen2.output_bias
+    qwen3 = load_model_config(folder_with(tmp_path, LLAMA | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32}))
+    assert qwen3.qk_norm
+    assert qwen3.head_dim == 32
+    mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": 128}
+    assert load_model_config(folder_with(tmp_path, LLAMA | mistral)).windows == (128, 128)
+    windowed = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "max_window_layers": 1}
+    for use, windows in ((True, (0, 64)), (False, (0, 0))):
+        config = load_model_config(folder_with(tmp_path, LLAMA | windowed | {"use_sliding_window": use}))
+        assert config.windows == windows
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported"),
+        ({"architectures": None}, "'architectures' is missing"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization 'awq' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "needs a number 'low_freq_factor'"),
+        ({"num_hidden_layers": None}, "'num_hidden_layers' is missing"),
+        ({"vocab_size": "many"}, "'vocab_size' must be a positive whole number"),
+        ({"num_key_value_heads": 3}, "4 heads do not divide among 3 KV heads"),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 8}, "layer_types has 1 entries for 2 layers"),
+        ({"head_dim": 15}, "rotary size 15 must be even"),
+    ],
+)
+def test_unsupported_and_broken_configs_are_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    source = folder_with(tmp_path, LLAMA | change)
+    with pytest.raises(ModelError, match=message) as raised:
+        load_model_config(source)
+    assert str(raised.value).startswith(str(tmp_path / "config.json"))
+    assert "\n" not in str(raised.value)
+
+
+def test_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{not json")
+    with pytest.raises(ModelError, match="not JSON"):
+        load_model_config(ModelSource("folder", tmp_path, "test"))
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ModelError, match="must hold a JSON object"):
+        load_model_config(ModelSource("folder", tmp_path, "test"))
+
+
+def test_embedded_model_is_the_llama_of_its_card() -> None:
+    config = load_model_config(ModelSource("gguf", embedded_model_path(), "embedded"))
+    assert config.architecture == "LlamaForCausalLM"
+    assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
+    assert (config.head_dim, config.intermediate_size, config.vocab_size) == (64, 1536, 49152)
+    assert config.tie_word_embeddings
+    assert config.max_position_embeddings == 8192
+    assert config.rope_theta == 100000.0
+    assert config.eos_token_ids == (2,)
+
+
+def write_gguf(path: Path, architecture: str, extra: Mapping[str, int | float | str], tensors: tuple[str, ...]) -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in {
+        "block_count": 1,
+        "context_length": 256,
+        "embedding_length": 32,
+        "feed_forward_length": 64,
+    }.items():
+        writer.add_uint32(f"{architecture}.{key}", value)
+    writer.add_uint32(f"{architecture}.attention.head_count", 2)
+    for key, entry in extra.items():
+        add: Any = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(entry)]
+        add(key, entry)
+    for name in tensors:
+        writer.add_tensor(name, np.array([1.0, 2.0, 4.0, 8.0], np.float32).reshape(2, 2))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_gguf_says_the_rest_by_its_tensors(tmp_path: Path) -> None:
+    names = ("token_embd.weight", "output.weight", "blk.0.attn_q.bias", "rope_freqs.weight")
+    extra = {"qwen2.attention.key_length": 24, "tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.eot_token_id": 6}
+    config = config_from_gguf(read_gguf(write_gguf(tmp_path / "m.gguf", "qwen2", extra, names)))
+    assert config.architecture == "Qwen2ForCausalLM"
+    assert config.vocab_size == 2
+    assert config.qkv_bias
+    assert not config.tie_word_embeddings
+    assert config.head_dim == 24
+    assert config.num_kv_heads == 2
+    assert config.eos_token_ids == (5, 6)
+    assert config.rope_scaling is not None
+    assert config.rope_scaling.frequency_divisors == (1.0, 2.0, 4.0, 8.0)
+
+
+def test_gguf_yarn(tmp_path: Path) -> None:
+    extra: dict[str, int | float | str] = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 256,
+    }
+    config = config_from_gguf(read_gguf(write_gguf(tmp_path / "m.gguf", "llama", extra, ("token_embd.weight",))))
+    assert config.max_position_embeddings == 1024
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extra", "tensors", "message"),
+    [
+        ("mamba", {}, ("token_embd.weight",), "architecture 'mamba' .* is not supported"),
+        ("llama", {}, (), "'token_embd.weight' is missing"),
+        ("llama", {"llama.expert_count": 8}, ("token_embd.weight",), "llama with experts"),
+        ("llama", {"split.count": 3}, ("token_embd.weight",), "merge the parts"),
+        (
+            "llama",
+            {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0},
+            ("token_embd.weight",),
+            "rope scaling 'longrope'",
+        ),
+    ],
+)
+def test_unsupported_gguf_files_are_refused_by_name(
+    tmp_path: Path, architecture: str, extra: Mapping[str, int | float | str], tensors: tuple[str, ...], message: str
+) -> None:
+    file = read_gguf(write_gguf(tmp_path / "m.gguf", architecture, extra, tensors))
+    with pytest.raises(ModelError, match=message) as raised:
+        config_from_gguf(file)
+    assert str(raised.value).startswith(str(tmp_path / "m.gguf"))

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""Every architecture and rope scaling on a small random config: logits and greedy tokens equal `transformers`'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tokenspeed.config.model import ModelConfig, load_model_config
+from tokenspeed.config.model_source import ModelSource
+from tokenspeed.models import Model, load_model
+from tokenspeed.models.testing import PagedSequences
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 250,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama with biases and tied embeddings": (
+        "Llama",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "llama with its own head size": ("Llama", {"head_dim": 32}),
+    "llama with one KV head": ("Llama", {"num_key_value_heads": 1}),
+    "llama with rope theta": ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}),
+    "linear rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}),
+    "dynamic rope": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
+    "llama3 rope": ("Llama", {"rope_parameters": LLAMA3 | {"rope_theta": 10000.0}}),
+    "yarn rope": ("Llama", {"rope_parameters": YARN | {"rope_theta": 10000.0}}),
+    "yarn rope with mscale": (
+        "Qwen2",
+        {"rope_parameters": YARN | {"rope_theta": 1e6, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": False}},
+    ),
+    "yarn rope with its own attention factor": (
+        "Qwen3",
+        {"rope_parameters": YARN | {"rope_theta": 1e6, "attention_factor": 1.5, "beta_fast": 16, "beta_slow": 2}},
+    ),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral with a window": ("Mistral", {"sliding_window": 9}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2 with a window in the last layers": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+}
+
+
+def make_pair(folder: Path, family: str, changes: dict[str, Any]) -> tuple[transformers.PreTrainedModel, Model]:
+    """A random model of `transformers`, saved to `folder`, and ours loaded from there."""
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{family}Config")(**(SMALL | changes), attn_implementation="eager")
+    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            # Larger than the initial values, so that every part of the model matters to the logits.
+            spread = torch.randn_like(parameter)
+            parameter.copy_(1 + 0.2 * spread if "norm" in name else 0.15 * spread)
+    theirs.save_pretrained(folder)
+    return theirs, load(folder)
+
+
+def load(folder: Path) -> Model:
+    source = ModelSource("folder", folder, "test")
+    return load_model(source, load_model_config(source), "cpu", torch.float32)
+
+
+def random_tokens(num_tokens: int, config: ModelConfig) -> list[int]:
+    generator = torch.Generator().manual_seed(3)
+    tokens: list[int] = torch.randint(0, config.vocab_size, (num_tokens,), generator=generator).tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_64_greedy_tokens_equal_transformers(case: str, tmp_path: Path) -> None:
+    theirs, ours = make_pair(tmp_path, *CASES[case])
+    prompt = random_tokens(40, ours.config)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([prompt])).logits[0]
+    sequences = PagedSequences(ours, 2, max_len=128)
+    torch.testing.assert_close(sequences.prefill(0, prompt), expected, rtol=1e-4, atol=1e-4)
+    tokens = sequences.greedy(1, prompt, 64)
+    # Step by step, theirs would choose the same: after each prefix of ours, its likeliest token is ours.
+    with torch.inference_mode():
+        choices = theirs(torch.tensor([prompt + tokens])).logits[0, 39:-1].argmax(dim=1)
+    assert tokens == choices.tolist()
+
+
+def test_weights_in_bfloat16_are_used_as_they_are(tmp_path: Path) -> None:
+    theirs, _ = make_pair(tmp_path, "Llama", {})
+    theirs.bfloat16().save_pretrained(tmp_path)
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ours = load(tmp_path)
+    assert ours.config.dtype == "bfloat16"
+    prompt = random_tokens(20, ours.config)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(PagedSequences(ours, 1, 32).prefill(0, prompt), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sharded_checkpoint_loads_like_a_whole_one(tmp_path: Path) -> None:
+    theirs, whole = make_pair(tmp_path / "whole", "Llama", {})
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    prompt = random_tokens(10, whole.config)
+    logits = [PagedSequences(model, 1, 16).prefill(0, prompt) for model in (whole, load(tmp_path / "shards"))]
+    assert torch.equal(*logits)
+
+
+def test_positions_past_the_old_context_follow_yarn(tmp_path: Path) -> None:
+    theirs, ours = make_pair(tmp_path, "Llama", {"rope_parameters": YARN | {"rope_theta": 10000.0}})
+    assert ours.config.max_position_embeddings == 128
+    prompt = random_tokens(120, ours.config)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(PagedSequences(ours, 1, 128).prefill(0, prompt), expected, rtol=1e-4, atol=1e-4)

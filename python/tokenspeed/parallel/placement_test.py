@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+"""The placement compiler puts the right collective between stages, and none where none is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tokenspeed.parallel import Group, Placement, PlacementError, connect
+
+REPLICATED, SHARDED, PARTIAL = Placement.REPLICATED, Placement.SHARDED, Placement.PARTIAL
+
+
+class AddOne:
+    def __init__(self, takes: Placement, gives: Placement) -> None:
+        self.takes, self.gives = takes, gives
+
+    def __call__(self, x: torch.Tensor, _batch: Any, /) -> torch.Tensor:
+        return x + 1
+
+
+class TracingGroup(Group):
+    """A group of two whose collectives multiply by a number of their own, so that a result tells what ran."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 10
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 100
+
+    def own_part(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 1000
+
+
+def run(group: Group, *stages: AddOne) -> float:
+    return float(connect(group, *stages)(torch.zeros(1), None))
+
+
+def test_one_rank_runs_the_bare_stages() -> None:
+    chain = connect(Group(), AddOne(REPLICATED, SHARDED), AddOne(SHARDED, PARTIAL))
+    assert len(chain) == 2
+    assert float(chain(torch.zeros(1), None)) == 2
+
+
+def test_column_then_row_needs_one_all_reduce_at_the_end() -> None:
+    assert run(TracingGroup(0, 2), AddOne(REPLICATED, SHARDED), AddOne(SHARDED, PARTIAL)) == 20
+
+
+def test_sharded_output_is_gathered_and_replicated_input_is_cut() -> None:
+    assert run(TracingGroup(0, 2), AddOne(REPLICATED, SHARDED)) == 100
+    assert run(TracingGroup(0, 2), AddOne(SHARDED, PARTIAL)) == 10
+    assert run(TracingGroup(0, 2), AddOne(REPLICATED, REPLICATED), AddOne(SHARDED, PARTIAL)) == 10010
+
+
+def test_partial_output_is_summed_before_a_stage_that_takes_all() -> None:
+    assert run(TracingGroup(0, 2), AddOne(REPLICATED, PARTIAL), AddOne(REPLICATED, REPLICATED)) == 11
+
+
+def test_neighbours_that_nothing_connects_are_an_error() -> None:
+    with pytest.raises(PlacementError, match="no collective turns partial activations into sharded ones"):
+        connect(TracingGroup(0, 2), AddOne(REPLICATED, PARTIAL), AddOne(SHARDED, PARTIAL))
+
+
+def test_own_part_is_the_ranks_columns() -> None:
+    x = torch.arange(8.0).view(2, 4)
+    assert Group(1, 2).own_part(x).tolist() == [[2.0, 3.0], [6.0, 7.0]]
