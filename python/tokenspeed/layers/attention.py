@@ -44,7 +44,7 @@ class PagedAttention:
 
     def __call__(self, qkv: torch.Tensor, batch: ForwardBatch, /) -> torch.Tensor:
         """[T, (Hq + 2 Hk) * D] to [T, Hq * D]; qkv is overwritten."""
-        q, k, v = qkv.view(-1, self._heads, self._head_dim).split(self._splits, dim=1)
+        q, k, v = torch.split_with_sizes(qkv.view(-1, self._heads, self._head_dim), self._splits, 1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
         api.rope(q, k, batch.positions, self._cos_sin)

@@ -40,17 +40,30 @@ def load_model(
     load_format: "auto", or a key of `weights.formats.LOAD_FORMATS`. progress: where the bar goes, by default stderr.
     group: the ranks that share the model, by default this one alone.
 
-    Raises ModelError: missing, damaged or surplus weights, wrong shapes, ranks that do not divide the heads.
+    Raises ModelError: missing, damaged or surplus weights, wrong shapes, too little memory, ranks that do not
+    divide the heads.
     """
     ranks = group or Group()
     page = model_class(config.architecture)
     _check_ranks(config, ranks)
     reader = open_weights(source, config, load_format)
     bar = Progress("Loading weights", reader.num_tensors, progress)
-    model = page(config, Weights(reader, torch.device(device), dtype, ranks, bar))
+    try:
+        model = page(config, Weights(reader, torch.device(device), dtype, ranks, bar))
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"{source.path}: the weights do not fit in the memory of {device}; use a smaller model"
+        ) from None
     reader.check_all_used((*_COMPUTED, "lm_head.weight") if config.tie_word_embeddings else _COMPUTED)
     bar.finish()
     return model
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    # torch has a type for a GPU's memory only; a CPU's allocator says it in words.
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _check_ranks(config: ModelConfig, group: Group) -> None:

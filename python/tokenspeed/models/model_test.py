@@ -88,6 +88,21 @@ def test_dummy_weights_of_a_packed_model_are_dense(tmp_path: Path) -> None:
     assert torch.isfinite(PagedSequences(model, 1, 16).prefill(0, PROMPT)).all()
 
 
+def test_step_that_samples_nothing_still_fills_the_cache(tmp_path: Path) -> None:
+    model = load(folder_with(tmp_path, {}), "dummy")
+    whole = PagedSequences(model, 1, 16).prefill(0, PROMPT)
+    silent = PagedSequences(model, 1, 16)
+    assert [logits.shape for logits in silent.step([(0, PROMPT[:5])], samples=False)] == [(0, 64)]
+    assert torch.equal(silent.step([(0, PROMPT[5:])])[0], whole[5:])
+
+
+def test_weights_larger_than_memory_are_one_line(tmp_path: Path) -> None:
+    source = folder_with(tmp_path, {"vocab_size": 2**40})
+    with pytest.raises(ModelError, match="the weights do not fit in the memory of cpu") as raised:
+        load(source, "dummy")
+    assert "\n" not in str(raised.value)
+
+
 def test_progress_ends_with_one_line(tmp_path: Path) -> None:
     source = folder_with(tmp_path, {})
     write_weights(tmp_path)

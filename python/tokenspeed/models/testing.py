@@ -34,8 +34,11 @@ class PagedSequences:
         ]
 
     @torch.inference_mode()
-    def step(self, rows: Sequence[tuple[int, Sequence[int]]]) -> list[torch.Tensor]:
-        """One forward. rows: (sequence, its next tokens), rows with a single token first. Logits [n, V] of each row."""
+    def step(self, rows: Sequence[tuple[int, Sequence[int]]], samples: bool = True) -> list[torch.Tensor]:
+        """One forward. rows: (sequence, its next tokens), rows with a single token first.
+
+        Logits [n, V] of each row's n tokens, or of none of them without `samples`.
+        """
         token_ids = torch.tensor([token for _, tokens in rows for token in tokens])
         positions = torch.cat([torch.arange(self.lengths[s], self.lengths[s] + len(t)) for s, t in rows])
         owners = torch.cat([torch.full((len(t),), s) for s, t in rows])
@@ -58,11 +61,11 @@ class PagedSequences:
             token_ids.to(where),
             positions.to(where),
             slot_mapping.to(where),
-            torch.arange(len(token_ids)).to(where),
+            torch.arange(len(token_ids) if samples else 0).to(where),
             meta,
             self.caches,
         )
-        return list(self.model.forward(batch).split(counts))
+        return list(self.model.forward(batch).split(counts if samples else [0] * len(rows)))
 
     def prefill(self, sequence: int, tokens: Sequence[int], chunk: int | None = None) -> torch.Tensor:
         """Logits [len(tokens), V], computed in chunks of `chunk` tokens."""
