@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tokenspeed.engine import inputs
+from tokenspeed.engine.runner import last_writes
 
 BLOCK = 8
 
@@ -55,3 +56,18 @@ def test_every_token_and_row_is_where_a_plain_loop_puts_it(num_decodes: int, num
     assert got.max_kv_len == max(got.kv_lens) and got.max_query_len == max(plan.query_lens)
     assert (got.num_columns - 1) * BLOCK < got.max_kv_len <= got.num_columns * BLOCK
     assert got.prompt_token_ids.tolist() == plan.prompt_token_ids.tolist()
+
+
+def test_of_several_writes_to_a_cell_the_last_one_counts() -> None:
+    rng = np.random.default_rng(0)
+    updates = np.stack([rng.integers(0, 3, 60), rng.integers(0, 4, 60), rng.integers(1, 99, 60)], axis=1).astype(
+        np.int32
+    )
+    expected = np.zeros((3, 4), np.int32)
+    for slot, column, block in updates:
+        expected[slot, column] = block
+    got = np.zeros((3, 4), np.int32)
+    kept = last_writes(updates, 4)
+    got[kept[:, 0], kept[:, 1]] = kept[:, 2]
+    assert (got == expected).all() and len(kept) == len({(slot, column) for slot, column, _ in updates})
+    assert last_writes(updates[:1], 4).tolist() == updates[:1].tolist()

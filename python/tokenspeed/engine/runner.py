@@ -124,6 +124,7 @@ class ModelRunner:
         return Sampled(len(arrays.slots), arrays.sample_rows, output)
 
     def _batch(self, plan: PlanView, arrays: StepArrays) -> tuple[ForwardBatch, torch.Tensor, torch.Tensor]:
+        block_copies = np.array(plan.block_copies)
         tensors = self._transfer(
             [
                 arrays.slots,
@@ -136,22 +137,13 @@ class ModelRunner:
                 arrays.sample_slots,
                 arrays.sample_positions,
                 self._host_tables(plan, arrays),
+                block_copies,
             ]
         )
-        (
-            slots,
-            query_start,
-            kv_lens,
-            positions,
-            slot_mapping,
-            prompt,
-            indices,
-            sample_slots,
-            sample_positions,
-            tables,
-        ) = tensors
-        if len(plan.block_copies):
-            api.copy_blocks(self._flat_caches, self._transfer([np.array(plan.block_copies)])[0])
+        slots, query_start, kv_lens, positions, slot_mapping, prompt, indices = tensors[:7]
+        sample_slots, sample_positions, tables, copies = tensors[7:]
+        if len(block_copies):
+            api.copy_blocks(self._flat_caches, copies)
         if self._mirror is not None:
             tables = self._mirrored(tables, slots, arrays.num_columns)
         decodes = self._last_tokens[slots[: arrays.num_decode_rows]]
@@ -171,10 +163,19 @@ class ModelRunner:
         """The CPU's block tables of this step's rows; for a GPU, the cells that changed since the last plan."""
         if self._mirror is None:
             return self._block_tables[arrays.slots, : arrays.num_columns]
-        return np.array(plan.table_updates)
+        return last_writes(plan.table_updates, self._block_tables.shape[1])
 
     def _mirrored(self, updates: torch.Tensor, slots: torch.Tensor, num_columns: int) -> torch.Tensor:
         assert self._mirror is not None
         if updates.shape[0]:
             self._mirror[updates[:, 0].long(), updates[:, 1].long()] = updates[:, 2]
         return self._mirror[slots, :num_columns]
+
+
+def last_writes(updates: NDArray[np.int32], num_columns: int) -> NDArray[np.int32]:
+    """Of (slot, column, block) writes in order, the last one of each cell: a device applies them in any order."""
+    if len(updates) < 2:
+        return np.array(updates)
+    cells = updates[:, 0].astype(np.int64) * num_columns + updates[:, 1]
+    _, from_the_end = np.unique(cells[::-1], return_index=True)
+    return updates[len(updates) - 1 - from_the_end]
