@@ -17,7 +17,7 @@ RUNNABLE = [
     pytest.param(item, id=f"{op}={item.name}")
     for op in covered_ops()
     for item in solutions(op)
-    if item.needs.unmet(current_platform()) is None and item.needs.device in (None, "cpu")
+    if item.name != "reference" and item.needs.device in (None, "cpu") and item.needs.unmet(current_platform()) is None
 ]
 
 
@@ -29,7 +29,7 @@ def test_every_operation_has_cases_but_preparation_which_runs_in_the_gemm_cases(
 @pytest.mark.parametrize("item", RUNNABLE)
 def test_solution_agrees_with_the_reference_on_every_case_and_dtype(item: KernelSpec) -> None:
     results = check_solution(item, "cpu")
-    assert results or item.name == "reference", "no case fits what the solution declares"
+    assert results, "no case fits what the solution declares"
     assert [f"{result.case.label}: {result.distance:.2f}" for result in results if not result.passed] == []
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from tokenspeed_kernel import api
+from tokenspeed_kernel.explain import main as explain_main
 from tokenspeed_kernel.registry import (
+    OVERRIDES_ENV,
     Band,
     KernelError,
     Op,
@@ -29,6 +29,7 @@ from tokenspeed_kernel.registry import (
     override,
     parse_overrides,
     select,
+    selection,
     set_overrides,
     solve,
 )
@@ -166,38 +167,49 @@ def test_override_text_is_read_and_malformed_parts_named() -> None:
         parse_overrides("a.b")
 
 
-def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+@pytest.fixture
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The state before anything was selected: the environment is read again."""
+    monkeypatch.setattr(selection, "_process_view", None)
+    return monkeypatch
 
 
-def test_environment_forces_a_solution_and_a_wrong_one_is_refused() -> None:
-    code = (
-        "import torch, tokenspeed_kernel.registry as r\n"
-        "print(r.select('norm.rms', r.Signature('cpu', torch.float32, (64, torch.float32))).name)"
-    )
-    done = run_python(code, TOKENSPEED_KERNEL_OVERRIDES="norm.rms=reference")
-    assert (done.returncode, done.stdout.strip()) == (0, "reference"), done.stderr
-    wrong = run_python(code, TOKENSPEED_KERNEL_OVERRIDES="norm.rms=quantum")
-    assert "kernel override norm.rms=quantum: no such solution" in wrong.stderr
+def test_environment_forces_a_solution(op: Op, fresh_process: pytest.MonkeyPatch) -> None:
+    fresh_process.setenv(OVERRIDES_ENV, f"{op.name}=reference")
+    assert solve(op, "cpu", F32, 64, "x")() == "reference"
 
 
-def test_explain_command_lists_explains_and_refuses() -> None:
-    code = "import sys; from tokenspeed_kernel.explain import main; sys.exit(main({}))"
-    listing = run_python(code.format([]))
-    assert "attention.paged: causal attention" in listing.stdout
-    told = run_python(code.format(["norm.rms", "device=cpu", "dtype=float32"]))
-    assert "reference" in told.stdout and "call: device=cpu, dtype=float32" in told.stdout
-    refused = run_python(code.format(["norm.rms", "colour=red"]))
-    assert (refused.returncode, refused.stderr) == (
-        2,
-        "error: norm.rms has no trait 'colour'; known: hidden, weight_dtype\n",
-    )
+def test_wrong_name_in_the_environment_is_refused(fresh_process: pytest.MonkeyPatch) -> None:
+    fresh_process.setenv(OVERRIDES_ENV, "norm.rms=quantum")
+    with pytest.raises(KernelError, match=r"kernel override norm\.rms=quantum: no such solution"):
+        api.rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5)
+
+
+def test_explain_lists_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_main([]) == 0
+    assert "attention.paged: causal attention" in capsys.readouterr().out
+
+
+def test_explain_tells_who_won_the_call(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_main(["norm.rms", "device=cpu", "dtype=float32"]) == 0
+    out = capsys.readouterr().out
+    assert "call: device=cpu, dtype=float32" in out
+    assert "chosen" in out and "needs a cuda device" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["norm.rms", "colour=red"], "norm.rms has no trait 'colour'; known: hidden, weight_dtype"),
+        (["norm.rms", "colour"], "'colour' must read NAME=VALUE"),
+        (["norm.rms", "dtype=float31"], "unknown dtype 'float31'; use a torch name such as float32 or bfloat16"),
+    ],
+)
+def test_explain_refuses_what_it_cannot_read(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain_main(arguments) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
 
 
 @pytest.mark.parametrize("value", ["no_such_module_for_a_kernel_plugin", "tokenspeed_kernel.registry:no_such_name"])
