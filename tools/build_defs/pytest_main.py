@@ -19,6 +19,8 @@ def main(arguments: list[str]) -> int:
         os.environ.setdefault(variable, os.path.join(scratch, variable.lower()))
         pathlib.Path(os.environ[variable]).mkdir(parents=True, exist_ok=True)
     os.environ["TMPDIR"] = "/tmp"
+    # Bazel runs as many tests at a time as there are cores; a target that wants more threads says so in its env.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     if model := os.environ.get("TOKENSPEED_EMBEDDED_MODEL"):
         os.environ["TOKENSPEED_EMBEDDED_MODEL"] = os.path.abspath(model)
