@@ -4,14 +4,15 @@
 import gc
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import tokenspeed_cc
-from tokenspeed_cc import FINISH_ABORT, FINISH_LENGTH, Plan, RequestSpec, Scheduler, SchedulerConfig
+from tokenspeed_cc import FINISH_ABORT, FINISH_LENGTH, BlockStored, Plan, RequestSpec, Scheduler, SchedulerConfig
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "num_blocks": 33,
     "block_size": 4,
     "max_num_seqs": 4,
@@ -26,12 +27,12 @@ CONFIG = {
 }
 
 
-def scheduler(**changes: object) -> Scheduler:
+def scheduler(**changes: Any) -> Scheduler:
     return Scheduler(SchedulerConfig(**{**CONFIG, **changes}))
 
 
-def spec(request_id: int, num_tokens: int, **changes: object) -> RequestSpec:
-    fields = {
+def spec(request_id: int, num_tokens: int, **changes: Any) -> RequestSpec:
+    fields: dict[str, Any] = {
         "request_id": request_id,
         "token_ids": np.arange(10, 10 + num_tokens, dtype=np.int32),
         "max_new_tokens": 3,
@@ -135,7 +136,7 @@ def test_refusals_are_value_errors_with_a_reason() -> None:
     with pytest.raises(ValueError, match="request_id 99 is unknown"):
         s.stats(99)
     with pytest.raises(TypeError):
-        SchedulerConfig(num_blocks=3)
+        SchedulerConfig(num_blocks=3)  # type: ignore[call-arg]
 
 
 def test_kv_events_carry_hash_parent_and_tokens() -> None:
@@ -145,6 +146,8 @@ def test_kv_events_carry_hash_parent_and_tokens() -> None:
     plan = planned(s)
     s.advance(plan.step_id, np.array([[5]], np.int32), np.array([1], np.int32))
     first, second = s.kv_events()
+    assert isinstance(first, BlockStored)
+    assert isinstance(second, BlockStored)
     assert first.parent_hash is None
     assert second.parent_hash == first.block_hash
     assert first.token_ids == [10, 11, 12, 13]

@@ -17,6 +17,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -160,10 +161,10 @@ def scenarios() -> dict[str, Callable[[Callable[[Setup], Adapter]], Numbers]]:
     table["queue_memory"] = queue_memory
     for count in (32, 256, 1024):
         for name, context in (("1k", 1024), ("8k", 8192), ("32k", 32_768)):
-            table[f"decode_{count}_{name}"] = lambda make, n=count, c=context: decode(make, n, c)
+            table[f"decode_{count}_{name}"] = partial(decode, count=count, context=context)
     table["cold_chunk_8k"] = cold_chunk
     for behind in (0, 100, 1000, 10_000):
-        table[f"queued_{behind}"] = lambda make, n=behind: queued(make, n)
+        table[f"queued_{behind}"] = partial(queued, behind=behind)
     table["drain_10000"] = drain
     table["evict_every_step"] = evict
     return table

@@ -2,9 +2,10 @@
 //
 // Residual addition fused with RMSNorm: residual += x; out = residual / rms(residual) * weight.
 //
-// One block a row. The sum stays in registers between the two passes over the row, so each input is read once and
-// each output written once. Launched by norm/cuda_norm.py, which checks alignment and picks the variant:
-// PACKS is the number of 16-byte packs a thread owns. Never reads past `num_packs` packs of a row.
+// One block a row. The sum stays in registers between the two passes over the row, so each input is
+// read once and each output written once. Launched by norm/cuda_norm.py, which checks alignment and
+// picks the variant: PACKS is the number of 16-byte packs a thread owns. Never reads past
+// `num_packs` packs of a row.
 #include "kernels/tokenspeed_kernel/csrc/cuda/vector.cuh"
 
 namespace tokenspeed {
@@ -62,12 +63,12 @@ __device__ void AddRmsNorm(const T* x, T* residual, const T* weight, T* out, int
 
 }  // namespace tokenspeed
 
-#define TOKENSPEED_ADD_RMS_NORM(SUFFIX, TYPE, PACKS)                                                \
-  extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_##SUFFIX##_##PACKS(               \
-      const TYPE* x, TYPE* residual, const TYPE* weight, TYPE* out, int64_t x_stride,               \
-      int num_packs, float inverse_hidden, float eps) {                                             \
-    tokenspeed::AddRmsNorm<TYPE, PACKS>(x, residual, weight, out, x_stride, num_packs,              \
-                                        inverse_hidden, eps);                                       \
+#define TOKENSPEED_ADD_RMS_NORM(SUFFIX, TYPE, PACKS)                                   \
+  extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_##SUFFIX##_##PACKS(  \
+      const TYPE* x, TYPE* residual, const TYPE* weight, TYPE* out, int64_t x_stride,  \
+      int num_packs, float inverse_hidden, float eps) {                                \
+    tokenspeed::AddRmsNorm<TYPE, PACKS>(x, residual, weight, out, x_stride, num_packs, \
+                                        inverse_hidden, eps);                          \
   }
 
 TOKENSPEED_ADD_RMS_NORM(f32, float, 1)

@@ -3,8 +3,8 @@
 // 16-byte vectors of the three activation types, and sums over a block.
 //
 // Included by every kernel here. Device code only: no host function, no launch, no global state.
-// A Pack holds 16 bytes of T (four floats, eight halves); memory is touched only through whole packs, so a warp's
-// access is 512 contiguous bytes. Arithmetic is always float.
+// A Pack holds 16 bytes of T (four floats, eight halves); memory is touched only through whole
+// packs, so a warp's access is 512 contiguous bytes. Arithmetic is always float.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -53,8 +53,8 @@ __device__ inline float WarpSum(float value) {
   return value;
 }
 
-// The sum over all threads of the block, in every thread. `scratch` is 32 floats of shared memory; the caller does
-// not use it again before another barrier.
+// The sum over all threads of the block, in every thread. `scratch` is 32 floats of shared memory;
+// the caller does not use it again before another barrier.
 __device__ inline float BlockSum(float value, float* scratch) {
   const int lane = threadIdx.x & 31;
   const int warp = threadIdx.x >> 5;
