@@ -12,12 +12,14 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenspeed.config.gguf import GGUFFile, read_gguf
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.rope import RopeScaling, extended_context, rope_scaling_from_json
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class ModelConfig:
     qkv_bias, output_bias, mlp_bias: which projections add a bias.
     qk_norm: whether queries and keys are normalised per head before rotation.
     windows: attention window of each layer, 0 for full attention.
+    windowed_rope_theta: rotary base of layers with a window, which no scaling applies to; None: as the others.
+    norm_offset: what is added to stored norm weights (1 where a checkpoint stores them around zero).
     """
 
     architecture: str
@@ -55,6 +59,10 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int, ...]
+    activation: Activation
+    attention_scale: float
+    windowed_rope_theta: float | None
+    norm_offset: float
 
     @property
     def attention_bias(self) -> bool:
@@ -69,6 +77,11 @@ class _Architecture:
     model_type: str
     qkv_bias: bool = False
     qk_norm: bool = False
+    activation: Activation = "silu"
+    tied_by_default: bool = False
+    norm_offset: float = 0.0
+    full_every: int = 1
+    """With windows: every n-th layer sees everything; 1 where config.json lists the layers that do."""
 
 
 _ARCHITECTURES = {
@@ -78,10 +91,26 @@ _ARCHITECTURES = {
         _Architecture("MistralForCausalLM", "mistral"),
         _Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
         _Architecture("Qwen3ForCausalLM", "qwen3", qk_norm=True),
+        _Architecture(
+            "Gemma3ForCausalLM",
+            "gemma3_text",
+            qk_norm=True,
+            activation="gelu_tanh",
+            tied_by_default=True,
+            norm_offset=1.0,
+            full_every=6,
+        ),
     )
 }
 # Mistral files call themselves "llama" too.
-_GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_GGUF_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
+_ACTIVATIONS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+_GEMMA_WINDOWED_THETA = 10000.0
 
 
 def load_model_config(source: ModelSource) -> ModelConfig:
@@ -108,9 +137,12 @@ def config_from_folder(folder: Path) -> ModelConfig:
         method = values["quantization_config"].get("quant_method", "unnamed")
         raise ModelError(f"{file}: quantization {method!r} is not supported; use a GGUF file or unquantized weights")
     fields = _Fields(values, str(file))
-    fields.refuse_other("hidden_act", "silu")
+    for name in ("hidden_act", "hidden_activation"):
+        fields.refuse_other(name, _ACTIVATIONS[architecture.activation])
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        fields.refuse_other(name, None)
     declared_context = fields.integer("max_position_embeddings")
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    rope, windowed_theta = _json_rope(values, architecture)
     scaling = rope_scaling_from_json(rope, declared_context, str(file))
     num_heads, num_layers = fields.integer("num_attention_heads"), fields.integer("num_hidden_layers")
     hidden_size = fields.integer("hidden_size")
@@ -134,8 +166,8 @@ def config_from_folder(folder: Path) -> ModelConfig:
             rope_theta=float(rope.get("rope_theta", values.get("rope_theta", 10000.0))),
             rope_scaling=scaling,
             rotary_dim=int(head_dim * partial),
-            max_position_embeddings=extended_context(declared_context, scaling),
-            tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+            max_position_embeddings=_context(architecture, declared_context, scaling),
+            tie_word_embeddings=bool(values.get("tie_word_embeddings", architecture.tied_by_default)),
             bos_token_id=_first_id(values.get("bos_token_id")),
             eos_token_ids=_ids(values.get("eos_token_id"), generated.get("eos_token_id")),
             dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
@@ -143,7 +175,11 @@ def config_from_folder(folder: Path) -> ModelConfig:
             output_bias=attention_bias and not architecture.qkv_bias,
             mlp_bias=bool(values.get("mlp_bias", False)),
             qk_norm=architecture.qk_norm,
-            windows=_windows(values, num_layers),
+            windows=_windows(values, num_layers, architecture),
+            activation=architecture.activation,
+            attention_scale=float(values.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+            windowed_rope_theta=windowed_theta,
+            norm_offset=architecture.norm_offset,
         ),
         str(file),
     )
@@ -159,7 +195,24 @@ def _json_architecture(values: Mapping[str, Any], where: str) -> _Architecture:
     raise ModelError(f"{where}: architecture {names[0]} is not supported ({', '.join(_ARCHITECTURES)})")
 
 
-def _windows(values: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+def _json_rope(values: Mapping[str, Any], architecture: _Architecture) -> tuple[Mapping[str, Any], float | None]:
+    """Rotary parameters of the layers that see everything, and the base of those with a window where it differs."""
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if architecture.full_every == 1:
+        return rope, None
+    if "full_attention" in rope:
+        windowed = rope.get("sliding_attention") or {}
+        return rope["full_attention"], float(windowed.get("rope_theta", _GEMMA_WINDOWED_THETA))
+    theta = {"rope_theta": values.get("rope_theta", 1e6)}
+    return theta | dict(rope), float(values.get("rope_local_base_freq", _GEMMA_WINDOWED_THETA))
+
+
+def _context(architecture: _Architecture, declared: int, scaling: RopeScaling | None) -> int:
+    # With windows in most layers, the declared context already is the stretched one.
+    return declared if architecture.full_every > 1 else extended_context(declared, scaling)
+
+
+def _windows(values: Mapping[str, Any], num_layers: int, architecture: _Architecture) -> tuple[int, ...]:
     """A window where the files ask for one: in every layer, from `max_window_layers` on, or by `layer_types`."""
     window = values.get("sliding_window")
     if not window or values.get("use_sliding_window") is False:
@@ -167,8 +220,14 @@ def _windows(values: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     types = values.get("layer_types")
     if types:
         return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+    if architecture.full_every > 1:
+        return _interleaved(window, num_layers, values.get("sliding_window_pattern", architecture.full_every))
     first = values.get("max_window_layers", 0) if values.get("use_sliding_window") else 0
     return tuple(window if layer >= first else 0 for layer in range(num_layers))
+
+
+def _interleaved(window: int, num_layers: int, full_every: int) -> tuple[int, ...]:
+    return tuple(0 if (layer + 1) % full_every == 0 else window for layer in range(num_layers))
 
 
 # ----------------------------------------------------------------------------------------------------- GGUF
@@ -196,6 +255,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     hidden_size = fields.integer("embedding_length")
     head_dim = fields.values.get("attention.key_length") or hidden_size // num_heads
     window = fields.values.get("attention.sliding_window", 0)
+    interleaves = architecture.full_every > 1
     return _checked(
         ModelConfig(
             architecture=architecture.name,
@@ -211,7 +271,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             rope_theta=float(fields.values.get("rope.freq_base", 10000.0)),
             rope_scaling=scaling,
             rotary_dim=fields.values.get("rope.dimension_count", head_dim),
-            max_position_embeddings=extended_context(declared_context, scaling),
+            max_position_embeddings=_context(architecture, declared_context, scaling),
             tie_word_embeddings="output.weight" not in file.tensors,
             bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
             eos_token_ids=_ids(*(metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))),
@@ -220,7 +280,14 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             output_bias="blk.0.attn_output.bias" in file.tensors,
             mlp_bias="blk.0.ffn_down.bias" in file.tensors,
             qk_norm=architecture.qk_norm,
-            windows=(window,) * num_layers,
+            windows=_interleaved(window, num_layers, architecture.full_every)
+            if interleaves
+            else (window,) * num_layers,
+            activation=architecture.activation,
+            attention_scale=head_dim**-0.5,
+            windowed_rope_theta=_GEMMA_WINDOWED_THETA if interleaves else None,
+            # Converters add the offset to the weights themselves.
+            norm_offset=0.0,
         ),
         where,
     )
@@ -271,10 +338,10 @@ class _Fields:
             raise ModelError(f"{self.where}: {name!r} {what}")
         return value
 
-    def refuse_other(self, name: str, supported: str) -> None:
+    def refuse_other(self, name: str, supported: str | None) -> None:
         value = self.values.get(name, supported)
         if value != supported:
-            raise ModelError(f"{self.where}: {name} {value!r} is not supported (only {supported})")
+            raise ModelError(f"{self.where}: {name} {value!r} is not supported (only {supported or 'none'})")
 
 
 def _checked(config: ModelConfig, where: str) -> ModelConfig:

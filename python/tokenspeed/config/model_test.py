@@ -97,12 +97,42 @@ def test_members_of_the_family_differ_in_biases_norms_and_windows(tmp_path: Path
         assert config.windows == windows
 
 
+GEMMA: dict[str, Any] = LLAMA | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_hidden_layers": 7,
+    "sliding_window": 32,
+    "query_pre_attn_scalar": 64,
+    "head_dim": 32,
+}
+
+
+def test_gemma3_interleaves_windows_and_rotary_bases(tmp_path: Path) -> None:
+    old = GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 5000.0, "rope_scaling": {"type": "linear", "factor": 8.0}}
+    new = {key: value for key, value in GEMMA.items() if key != "rope_theta"} | {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        }
+    }
+    configs = [load_model_config(folder_with(tmp_path, values)) for values in (old, new)]
+    assert configs[0] == configs[1]
+    config = configs[0]
+    assert config.windows == (32, 32, 32, 32, 32, 0, 32)
+    assert (config.rope_theta, config.windowed_rope_theta) == (1e6, 5000.0)
+    assert config.rope_scaling is not None
+    assert config.max_position_embeddings == 512
+    assert (config.attention_scale, config.norm_offset, config.activation) == (0.125, 1.0, "gelu_tanh")
+    assert config.tie_word_embeddings
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported"),
         ({"architectures": None}, "'architectures' is missing"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization 'awq' is not supported"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling 'longrope' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "needs a number 'low_freq_factor'"),
@@ -178,6 +208,14 @@ def test_gguf_says_the_rest_by_its_tensors(tmp_path: Path) -> None:
     assert config.eos_token_ids == (5, 6)
     assert config.rope_scaling is not None
     assert config.rope_scaling.frequency_divisors == (1.0, 2.0, 4.0, 8.0)
+
+
+def test_gguf_gemma3_has_its_windows_and_norms_with_the_offset_added(tmp_path: Path) -> None:
+    extra = {"gemma3.attention.sliding_window": 512, "gemma3.attention.key_length": 256}
+    config = config_from_gguf(read_gguf(write_gguf(tmp_path / "m.gguf", "gemma3", extra, ("token_embd.weight",))))
+    assert config.architecture == "Gemma3ForCausalLM"
+    assert config.windows == (512,)
+    assert (config.windowed_rope_theta, config.norm_offset, config.attention_scale) == (10000.0, 0.0, 0.0625)
 
 
 def test_gguf_yarn(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from tokenspeed.layers.embedding import Embedding, LMHead
 from tokenspeed.layers.linear import ColumnLinear, RowLinear
 from tokenspeed.layers.mlp import gated_mlp
 from tokenspeed.layers.norm import RMSNorm
-from tokenspeed.layers.rope import rope_table
+from tokenspeed.layers.rope import rope_tables
 
 __all__ = [
     "AttentionMetadata",
@@ -20,5 +20,5 @@ __all__ = [
     "RMSNorm",
     "RowLinear",
     "gated_mlp",
-    "rope_table",
+    "rope_tables",
 ]

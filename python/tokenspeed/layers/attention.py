@@ -15,11 +15,12 @@ from tokenspeed_kernel import api
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Heads of this rank. window: positions that a query sees, its own included; 0 for all."""
+    """Heads of this rank. scale: factor on q . k. window: positions that a query sees, its own included; 0 for all."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    scale: float
     window: int
 
 
@@ -38,7 +39,7 @@ class PagedAttention:
         self._splits = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         self._width = shape.num_heads * shape.head_dim
         self._window = shape.window
-        self._scale = shape.head_dim**-0.5
+        self._scale = shape.scale
         self._cos_sin = cos_sin
         self._q_norm, self._k_norm = q_norm, k_norm
 

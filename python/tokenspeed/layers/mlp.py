@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The gated feed-forward network: down(silu(gate(x)) * up(x))."""
+"""The gated feed-forward network: down(activation(gate(x)) * up(x))."""
 
 from __future__ import annotations
 
 import torch
 
+from tokenspeed.config.model import Activation
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.layers.linear import ColumnLinear, RowLinear
 from tokenspeed.parallel import Chain, Placement, connect
@@ -23,12 +24,27 @@ class SiluAndMul:
         return api.silu_and_mul(x)
 
 
-def gated_mlp(weights: Weights, hidden_size: int, intermediate_size: int, bias: bool) -> Chain:
+class GeluAndMul:
+    """gelu(gate) * up, with the tanh approximation. Each rank holds its own columns of both, gate first."""
+
+    takes = Placement.SHARDED
+    gives = Placement.SHARDED
+
+    def __call__(self, x: torch.Tensor, _batch: ForwardBatch, /) -> torch.Tensor:
+        """[T, 2 * I] to [T, I]."""
+        gate, up = x.chunk(2, dim=1)
+        return torch.nn.functional.gelu(gate, approximate="tanh").mul_(up)
+
+
+_ACTIVATIONS: dict[Activation, type[SiluAndMul | GeluAndMul]] = {"silu": SiluAndMul, "gelu_tanh": GeluAndMul}
+
+
+def gated_mlp(weights: Weights, hidden_size: int, intermediate_size: int, activation: Activation, bias: bool) -> Chain:
     """gate_proj, up_proj and down_proj under `weights`."""
     sizes = (intermediate_size, intermediate_size)
     return connect(
         weights.group,
         ColumnLinear(weights, ("gate_proj", "up_proj"), sizes, hidden_size, bias),
-        SiluAndMul(),
+        _ACTIVATIONS[activation](),
         RowLinear(weights, "down_proj", hidden_size, intermediate_size, bias),
     )

@@ -10,10 +10,12 @@ from tokenspeed_kernel import api
 
 
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, of `size` elements."""
+    """x / sqrt(mean(x^2) + eps) * (weight + offset) over the last axis, of `size` elements."""
 
-    def __init__(self, weights: Weights, name: str, size: int, eps: float) -> None:
-        self._weight = weights.vector(f"{name}.weight", size)
+    def __init__(self, weights: Weights, name: str, size: int, eps: float, offset: float) -> None:
+        weight = weights.vector(f"{name}.weight", size)
+        # In float32: in a smaller type, a weight around zero would lose its bits to the offset.
+        self._weight = weight.float() + offset if offset else weight
         self._eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

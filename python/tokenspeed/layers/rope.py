@@ -16,16 +16,23 @@ from tokenspeed.config.model import ModelConfig
 from tokenspeed.config.rope import RopeScaling
 
 
-def rope_table(config: ModelConfig, device: torch.device) -> torch.Tensor:
-    """float32 [max_position_embeddings, rotary_dim]: a position's cosines, then its sines."""
-    scaling = config.rope_scaling
-    frequencies = inverse_frequencies(config.rotary_dim, config.rope_theta, scaling)
-    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-    angles = positions[:, None] * frequencies[None, :]
+def rope_tables(config: ModelConfig, device: torch.device) -> list[torch.Tensor]:
+    """Each layer's table; layers that rotate alike share one."""
+    full = rope_table(config.rotary_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings)
+    full = full.to(device)
+    if config.windowed_rope_theta is None:
+        return [full] * config.num_layers
+    windowed = rope_table(config.rotary_dim, config.windowed_rope_theta, None, config.max_position_embeddings)
+    windowed = windowed.to(device)
+    return [windowed if window else full for window in config.windows]
+
+
+def rope_table(rotary_dim: int, theta: float, scaling: RopeScaling | None, num_positions: int) -> torch.Tensor:
+    """float32 [num_positions, rotary_dim]: a position's cosines, then its sines."""
+    positions = torch.arange(num_positions, dtype=torch.float32)
+    angles = positions[:, None] * inverse_frequencies(rotary_dim, theta, scaling)[None, :]
     table = torch.cat([angles.cos(), angles.sin()], dim=1)
-    if scaling is not None and scaling.amplitude != 1.0:
-        table *= scaling.amplitude
-    return table.to(device)
+    return table if scaling is None else table.mul_(scaling.amplitude)
 
 
 def inverse_frequencies(rotary_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:

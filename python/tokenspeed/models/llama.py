@@ -20,7 +20,7 @@ from tokenspeed.layers import (
     RMSNorm,
     RowLinear,
     gated_mlp,
-    rope_table,
+    rope_tables,
 )
 from tokenspeed.models.model import Model
 from tokenspeed.parallel import Chain, connect
@@ -31,11 +31,10 @@ class LlamaLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)); the additions are fused into the norms that follow them."""
 
     def __init__(self, config: ModelConfig, weights: Weights, layer: int, cos_sin: torch.Tensor) -> None:
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.attention_norm = RMSNorm(weights, "input_layernorm", hidden, eps)
+        self.attention_norm = hidden_norm(config, weights, "input_layernorm")
         self.attention = attention(config, weights.at("self_attn"), layer, cos_sin)
-        self.mlp_norm = RMSNorm(weights, "post_attention_layernorm", hidden, eps)
-        self.mlp = gated_mlp(weights.at("mlp"), hidden, config.intermediate_size, config.mlp_bias)
+        self.mlp_norm = hidden_norm(config, weights, "post_attention_layernorm")
+        self.mlp = mlp(config, weights.at("mlp"))
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch
@@ -50,9 +49,11 @@ def attention(config: ModelConfig, weights: Weights, layer: int, cos_sin: torch.
     """q_proj, k_proj, v_proj and o_proj under `weights`, with q_norm and k_norm where the model has them."""
     hidden, head_dim, ranks = config.hidden_size, config.head_dim, weights.group.size
     q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    shape = AttentionShape(config.num_heads // ranks, config.num_kv_heads // ranks, head_dim, config.windows[layer])
+    shape = AttentionShape(
+        config.num_heads // ranks, config.num_kv_heads // ranks, head_dim, config.attention_scale, config.windows[layer]
+    )
     norms = [
-        RMSNorm(weights, name, head_dim, config.rms_norm_eps) if config.qk_norm else None
+        RMSNorm(weights, name, head_dim, config.rms_norm_eps, config.norm_offset) if config.qk_norm else None
         for name in ("q_norm", "k_norm")
     ]
     return connect(
@@ -63,23 +64,41 @@ def attention(config: ModelConfig, weights: Weights, layer: int, cos_sin: torch.
     )
 
 
+def mlp(config: ModelConfig, weights: Weights) -> Chain:
+    """gate_proj, up_proj and down_proj under `weights`."""
+    return gated_mlp(weights, config.hidden_size, config.intermediate_size, config.activation, config.mlp_bias)
+
+
+def hidden_norm(config: ModelConfig, weights: Weights, name: str) -> RMSNorm:
+    """A norm over hidden states."""
+    return RMSNorm(weights, name, config.hidden_size, config.rms_norm_eps, config.norm_offset)
+
+
 class LlamaForCausalLM(Model):
+    """Its layers are `layer_class`; another architecture of the same outline brings its own."""
+
+    layer_class: type[LlamaLayer] = LlamaLayer
+
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
         decoder = weights.at("model")
         vocab_size, hidden = config.vocab_size, config.hidden_size
-        cos_sin = rope_table(config, weights.device)
         self.embedding = Embedding(decoder, "embed_tokens", vocab_size, hidden)
         self.layers = [
-            LlamaLayer(config, decoder.at(f"layers.{layer}"), layer, cos_sin) for layer in range(config.num_layers)
+            self.layer_class(config, decoder.at(f"layers.{layer}"), layer, cos_sin)
+            for layer, cos_sin in enumerate(rope_tables(config, weights.device))
         ]
-        self.norm = RMSNorm(decoder, "norm", hidden, config.rms_norm_eps)
+        self.norm = hidden_norm(config, decoder, "norm")
         tied = self.embedding if config.tie_word_embeddings else None
         head = "model.embed_tokens" if tied else "lm_head"
         self.head = connect(weights.group, LMHead.load(weights, head, tied, (vocab_size, hidden)))
 
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The first layer's input [T, hidden_size]."""
+        return self.embedding(token_ids)
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        x = self.embedding(batch.token_ids)
+        x = self.embed(batch.token_ids)
         residual = torch.zeros_like(x)
         for layer in self.layers:
             x, residual = layer(x, residual, batch)

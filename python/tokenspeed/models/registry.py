@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from tokenspeed.config.model_error import ModelError
+from tokenspeed.models.gemma3 import Gemma3ForCausalLM
 from tokenspeed.models.llama import LlamaForCausalLM
 from tokenspeed.models.model import Model
 
@@ -12,6 +13,7 @@ _MODELS: dict[str, type[Model]] = {
     "MistralForCausalLM": LlamaForCausalLM,
     "Qwen2ForCausalLM": LlamaForCausalLM,
     "Qwen3ForCausalLM": LlamaForCausalLM,
+    "Gemma3ForCausalLM": Gemma3ForCausalLM,
 }
 
 

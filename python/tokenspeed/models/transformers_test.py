@@ -37,6 +37,12 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
+GEMMA = {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama with biases and tied embeddings": (
@@ -66,19 +72,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "gemma3": ("Gemma3", GEMMA | {"num_hidden_layers": 7}),
+    "gemma3 with stretched global layers": ("Gemma3", GEMMA | {"num_hidden_layers": 4, "rope_parameters": GEMMA_ROPE}),
 }
 
 
 def make_pair(folder: Path, family: str, changes: dict[str, Any]) -> tuple[transformers.PreTrainedModel, Model]:
     """A random model of `transformers`, saved to `folder`, and ours loaded from there."""
     torch.manual_seed(7)
-    config = getattr(transformers, f"{family}Config")(**(SMALL | changes), attn_implementation="eager")
+    config_class = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    config = config_class(**(SMALL | changes), attn_implementation="eager")
     theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             # Larger than the initial values, so that every part of the model matters to the logits.
             spread = torch.randn_like(parameter)
-            parameter.copy_(1 + 0.2 * spread if "norm" in name else 0.15 * spread)
+            centre = 0.0 if family == "Gemma3" else 1.0
+            parameter.copy_(centre + 0.2 * spread if "norm" in name else 0.15 * spread)
     theirs.save_pretrained(folder)
     return theirs, load(folder)
 

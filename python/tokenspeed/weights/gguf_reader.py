@@ -16,7 +16,7 @@ import torch
 
 from tokenspeed.config.gguf import GGUFTensor, read_gguf
 from tokenspeed.config.model_error import ModelError
-from tokenspeed.weights.names import checkpoint_name, gguf_name
+from tokenspeed.weights.names import NameTable
 from tokenspeed.weights.reader import WeightReader
 from tokenspeed_kernel.api import BLOCK_FORMATS, PackedWeight, Weight
 
@@ -38,8 +38,10 @@ class GGUFReader(WeightReader):
     def __init__(self, path: Path, heads: HeadCounts) -> None:
         super().__init__()
         self._file = read_gguf(path)
-        self._by_name = {checkpoint_name(name): tensor for name, tensor in self._file.tensors.items()}
-        permuted = self._file.metadata.get("general.architecture") in _PERMUTED_ARCHITECTURES
+        architecture = self._file.metadata.get("general.architecture", "")
+        self._names_table = NameTable(architecture)
+        self._by_name = {self._names_table.checkpoint(name): tensor for name, tensor in self._file.tensors.items()}
+        permuted = architecture in _PERMUTED_ARCHITECTURES
         self._permuted_heads = (
             {"self_attn.q_proj": heads.num_heads, "self_attn.k_proj": heads.num_kv_heads} if permuted else {}
         )
@@ -55,7 +57,7 @@ class GGUFReader(WeightReader):
         return name in self._by_name
 
     def where(self, name: str) -> str:
-        return f"{self._file.path}: tensor {gguf_name(name)!r}"
+        return f"{self._file.path}: tensor {self._names_table.gguf(name)!r}"
 
     def _names(self) -> set[str]:
         return set(self._by_name)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What GGUF files call the tensors that `transformers` checkpoints name: one table, read both ways."""
+"""What GGUF files call the tensors that `transformers` checkpoints name: tables, read both ways."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 _TOP = {
     "model.embed_tokens": "token_embd",
@@ -24,25 +26,41 @@ _LAYER = {
     "mlp.down_proj": "ffn_down",
 }
 
-_TOP_BACK = {theirs: ours for ours, theirs in _TOP.items()}
-_LAYER_BACK = {theirs: ours for ours, theirs in _LAYER.items()}
+# Where an architecture means something else by a name, or has more of them; by GGUF's name of the architecture.
+_SPECIAL: dict[str, dict[str, str]] = {
+    "gemma3": {
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+}
 
 
-def gguf_name(name: str) -> str:
-    """The GGUF name of a checkpoint name; the name itself when the table does not know it."""
+class NameTable:
+    """Names of one architecture. A name that the table does not know stays itself."""
+
+    def __init__(self, architecture: str) -> None:
+        layer = _LAYER | _SPECIAL.get(architecture, {})
+        self._to_gguf = _TOP, layer
+        self._to_checkpoint = _inverse(_TOP), _inverse(layer)
+
+    def gguf(self, name: str) -> str:
+        """The GGUF name of a checkpoint's."""
+        return _translate(name, *self._to_gguf, "model.layers.", "blk.")
+
+    def checkpoint(self, name: str) -> str:
+        """The checkpoint's name of a GGUF name."""
+        return _translate(name, *self._to_checkpoint, "blk.", "model.layers.")
+
+
+def _translate(name: str, top: Mapping[str, str], layer: Mapping[str, str], prefix: str, new_prefix: str) -> str:
     module, _, kind = name.rpartition(".")
-    if module in _TOP:
-        return f"{_TOP[module]}.{kind}"
-    _, _, rest = module.partition("model.layers.")
+    if module in top:
+        return f"{top[module]}.{kind}"
+    _, _, rest = module.partition(prefix)
     index, _, part = rest.partition(".")
-    return f"blk.{index}.{_LAYER[part]}.{kind}" if part in _LAYER else name
+    return f"{new_prefix}{index}.{layer[part]}.{kind}" if part in layer else name
 
 
-def checkpoint_name(name: str) -> str:
-    """The checkpoint name of a GGUF name; the name itself when the table does not know it."""
-    module, _, kind = name.rpartition(".")
-    if module in _TOP_BACK:
-        return f"{_TOP_BACK[module]}.{kind}"
-    _, _, rest = module.partition("blk.")
-    index, _, part = rest.partition(".")
-    return f"model.layers.{index}.{_LAYER_BACK[part]}.{kind}" if part in _LAYER_BACK else name
+def _inverse(table: Mapping[str, str]) -> dict[str, str]:
+    return {theirs: ours for ours, theirs in table.items()}

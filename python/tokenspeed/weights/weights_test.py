@@ -18,7 +18,7 @@ from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import embedded_model_path
 from tokenspeed.parallel import Group
 from tokenspeed.weights.gguf_reader import GGUFReader, HeadCounts, half_split_rows
-from tokenspeed.weights.names import checkpoint_name, gguf_name
+from tokenspeed.weights.names import NameTable
 from tokenspeed.weights.progress import Progress
 from tokenspeed.weights.safetensors_reader import SafetensorsReader
 from tokenspeed.weights.shard import own_columns, own_rows, stack
@@ -39,12 +39,17 @@ def values(weight: Weight) -> torch.Tensor:
 
 
 def test_names_map_both_ways_for_every_tensor_of_the_embedded_model() -> None:
-    names = list(read_gguf(embedded_model_path()).tensors)
-    assert [gguf_name(checkpoint_name(name)) for name in names] == names
-    assert checkpoint_name("blk.12.ffn_down.weight") == "model.layers.12.mlp.down_proj.weight"
-    assert checkpoint_name("token_embd.weight") == "model.embed_tokens.weight"
-    assert gguf_name("model.layers.3.self_attn.q_proj.bias") == "blk.3.attn_q.bias"
-    assert checkpoint_name("rope_freqs.weight") == "rope_freqs.weight"
+    names, table = list(read_gguf(embedded_model_path()).tensors), NameTable("llama")
+    assert [table.gguf(table.checkpoint(name)) for name in names] == names
+    assert table.checkpoint("blk.12.ffn_down.weight") == "model.layers.12.mlp.down_proj.weight"
+    assert table.checkpoint("token_embd.weight") == "model.embed_tokens.weight"
+    assert table.gguf("model.layers.3.self_attn.q_proj.bias") == "blk.3.attn_q.bias"
+    assert table.checkpoint("rope_freqs.weight") == "rope_freqs.weight"
+
+
+def test_an_architecture_may_mean_another_norm_by_a_name() -> None:
+    assert NameTable("llama").checkpoint("blk.0.ffn_norm.weight") == "model.layers.0.post_attention_layernorm.weight"
+    assert NameTable("gemma3").checkpoint("blk.0.ffn_norm.weight") == "model.layers.0.pre_feedforward_layernorm.weight"
 
 
 def test_rows_of_q_and_k_go_from_neighbouring_pairs_to_halves() -> None:
