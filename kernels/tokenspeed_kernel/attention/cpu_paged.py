@@ -69,6 +69,7 @@ def paged_attention(
         shape,
         meta.block_tables.data_ptr(),
         meta.block_tables.stride(0),
+        meta.block_tables.shape[1],
         meta.query_start.data_ptr(),
         meta.kv_lens.data_ptr(),
         meta.kv_lens.shape[0],

@@ -11,7 +11,7 @@ from tokenspeed_kernel.registry import Band, cpu, kernel
 
 @kernel("rope.neox", name="cpu", needs=cpu(), dtypes=(torch.float32,), band=Band.NATIVE)
 def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
-    """Rotate the first rot_dim elements of every head. ValueError for what does not fit, or a position past the table."""
+    """Rotate the first rot_dim elements of every head. ValueError for what does not fit, or a position out of range."""
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     max_positions, rot_dim = cos_sin.shape

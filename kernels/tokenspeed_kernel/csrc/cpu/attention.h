@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 //
-// Paged causal attention with an online softmax (Milakov and Gimelshein, 2018). Keys are taken in tiles
-// of kTileKeys absolute positions; tiles form splits of kSplitTokens. Each split starts a fresh softmax
-// state and the states are folded in order, whether one thread walks all splits or many threads take
-// one each. Masked positions add exact zeros. So a query's result depends on its own row only.
+// Paged causal attention with an online softmax (Milakov and Gimelshein, 2018). Keys are taken in
+// tiles of kTileKeys absolute positions; tiles form splits of kSplitTokens. Each split starts a
+// fresh softmax state and the states are folded in order, whether one thread walks all splits or
+// many threads take one each. Masked positions add exact zeros. So a query's result depends on its
+// own row only.
 //
-// A tile's keys are transposed into panels once and serve all queries and heads of the item; scores and
-// values then run through the same register tiles as linear layers. Included like simd.h.
+// A tile's keys are transposed into panels once and serve all queries and heads of the item; scores
+// and values then run through the same register tiles as linear layers. Included like simd.h.
 
 #ifndef TOKENSPEED_KERNEL_CSRC_CPU_ATTENTION_H_
 #define TOKENSPEED_KERNEL_CSRC_CPU_ATTENTION_H_
@@ -30,11 +31,12 @@ constexpr int kScoreRows = 3;
 constexpr int kScorePanels = 1;
 #endif
 
-// The scratch of one item. A "lane row" is one query of one head: query-major, heads of the group inner.
+// The scratch of one item. A "lane row" is one query of one head: query-major, heads of the group
+// inner.
 struct AttentionScratch {
-  float* keys;    // [kKeyPanels][head_dim][16], transposed
-  float* q;       // [rows][head_dim], scaled
-  float* scores;  // [rows][kTileKeys]
+  float* keys;         // [kKeyPanels][head_dim][16], transposed
+  float* q;            // [rows][head_dim], scaled
+  float* scores;       // [rows][kTileKeys]
   SoftmaxState tile;   // of the split being walked
   SoftmaxState total;  // of the splits folded so far
   const float* key_at[kTileKeys];
@@ -123,8 +125,8 @@ TS_INLINE void TransposeStore(const float* const* rows, int64_t column, float* o
 }
 #endif
 
-// Where the keys and values of positions [first, first + count) lie. Missing ones repeat the last: their
-// scores are masked.
+// Where the keys and values of positions [first, first + count) lie. Missing ones repeat the last:
+// their scores are masked.
 TS_INLINE void Locate(const AttentionArgs& args, const AttentionItem& item, int64_t first,
                       int64_t count, AttentionScratch& scratch) {
   const int32_t* const table = args.block_tables + item.row * args.table_stride;
@@ -161,7 +163,8 @@ __attribute__((noinline)) void ScoreTile(const float* q, int64_t head_dim, const
     panels[p] = reinterpret_cast<const uint8_t*>(keys + p * head_dim * kLanes);
   }
   Vec acc[kRows][kPanels];
-  MultiplyTile<Format<WeightFormat::kF32>, kRows, kPanels>(q, head_dim, head_dim, panels, 64, acc);
+  MultiplyTile<Format<WeightFormat::kF32>, kRows, kPanels>(q, head_dim, head_dim, panels, 64, 0,
+                                                           acc);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -196,8 +199,8 @@ TS_INLINE void Scores(const AttentionScratch& scratch, int64_t rows, int64_t num
   }
 }
 
-// Turns a row's scores into weights; positions outside [low, high) of the tile weigh nothing. Updates
-// the row's maximum and sum and rescales its output.
+// Turns a row's scores into weights; positions outside [low, high) of the tile weigh nothing.
+// Updates the row's maximum and sum and rescales its output.
 TS_INLINE void SoftmaxRow(float* scores, int64_t num_panels, int64_t low, int64_t high,
                           const SoftmaxState& state, int64_t row, int64_t head_dim) {
   Vec score[kKeyPanels];
@@ -206,8 +209,7 @@ TS_INLINE void SoftmaxRow(float* scores, int64_t num_panels, int64_t low, int64_
   const Vec above = Broadcast(static_cast<float>(high) - 0.5f);
   for (int64_t p = 0; p < num_panels; ++p) {
     const Vec at = Add(ToFloat(Iota()), Broadcast(static_cast<float>(p * kLanes)));
-    const Vec masked =
-        SelectGreater(above, at, Load(scores + p * kLanes), Broadcast(kNegInf));
+    const Vec masked = SelectGreater(above, at, Load(scores + p * kLanes), Broadcast(kNegInf));
     score[p] = SelectGreater(at, below, masked, Broadcast(kNegInf));
     largest = Max(largest, score[p]);
   }
@@ -420,8 +422,7 @@ void CombineItem(const AttentionArgs& args, const AttentionItem& item, int64_t n
   const SoftmaxState total = StateAt(memory, rows);
   ClearState(total, rows, args.head_dim);
   for (int64_t i = 0; i < num_partials; ++i) {
-    Fold(StateAt(item.partial + i * state_floats, rows), total, rows,
-         args.head_dim);
+    Fold(StateAt(item.partial + i * state_floats, rows), total, rows, args.head_dim);
   }
   Finish(args, item, total);
 }

@@ -9,8 +9,8 @@
 namespace tokenspeed::cpu {
 namespace {
 
-// What one row contributes: `num_tiles` items of up to `queries` queries a KV head, each walking all its
-// splits; or, when one tile holds all queries and the context is long, one item a split.
+// What one row contributes: `num_tiles` items of up to `queries` queries a KV head, each walking
+// all its splits; or, when one tile holds all queries and the context is long, one item a split.
 struct RowCut {
   int64_t query_len, kv_len;
   int64_t queries, num_tiles;
@@ -60,8 +60,8 @@ PlanSize Measure(const AttentionArgs& args) {
     size.items += cut.ItemsPerHead() * args.num_kv_heads;
     if (cut.IsSplit()) {
       size.combinations += args.num_kv_heads;
-      size.partial_floats += args.num_kv_heads * cut.num_splits *
-                             StateFloats(cut.query_len * group, args.head_dim);
+      size.partial_floats +=
+          args.num_kv_heads * cut.num_splits * StateFloats(cut.query_len * group, args.head_dim);
     }
   }
   return size;
@@ -83,7 +83,8 @@ void AddSplits(Plan& plan, const RowCut& cut, AttentionItem item) {
 }
 
 void AddTiles(Plan& plan, const RowCut& cut, AttentionItem item) {
-  // Late queries see most keys: they go first, so that no thread is left with a long item at the end.
+  // Late queries see most keys: they go first, so that no thread is left with a long item at the
+  // end.
   for (int64_t tile = cut.num_tiles - 1; tile >= 0; --tile) {
     const int64_t first = tile * cut.queries;
     const int64_t count = std::min(cut.queries, cut.query_len - first);
@@ -114,15 +115,18 @@ void RunCombinations(void* context, int64_t begin, int64_t end) {
 
 void PagedAttention(const KernelTable& table, const AttentionArgs& args) {
   const PlanSize size = Measure(args);
-  Plan plan{.table = &table, .args = &args, .items = nullptr, .combinations = nullptr,
+  Plan plan{.table = &table,
+            .args = &args,
+            .items = nullptr,
+            .combinations = nullptr,
             .partials = nullptr};
   const size_t item_bytes = size.items * sizeof(AttentionItem);
   auto* const memory = static_cast<uint8_t*>(
       Scratch(ScratchSlot::kPlan, item_bytes + size.combinations * sizeof(Combination)));
   plan.items = reinterpret_cast<AttentionItem*>(memory);
   plan.combinations = reinterpret_cast<Combination*>(memory + item_bytes);
-  plan.partials = static_cast<float*>(
-      Scratch(ScratchSlot::kPartials, size.partial_floats * sizeof(float)));
+  plan.partials =
+      static_cast<float*>(Scratch(ScratchSlot::kPartials, size.partial_floats * sizeof(float)));
   for (int64_t row = 0; row < args.num_rows; ++row) {
     const RowCut cut = Cut(args, row);
     if (cut.query_len == 0) continue;

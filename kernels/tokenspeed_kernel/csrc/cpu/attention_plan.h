@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// How one attention call is cut into items for the thread pool, and the softmax state that items leave
-// behind. The cut decides who works, never what is computed: see attention.h. Runs on the caller's
-// thread; memory is the caller's scratch.
+// How one attention call is cut into items for the thread pool, and the softmax state that items
+// leave behind. The cut decides who works, never what is computed: see attention.h. Runs on the
+// caller's thread; memory is the caller's scratch.
 
 #ifndef TOKENSPEED_KERNEL_CSRC_CPU_ATTENTION_PLAN_H_
 #define TOKENSPEED_KERNEL_CSRC_CPU_ATTENTION_PLAN_H_
@@ -14,12 +14,12 @@
 namespace tokenspeed::cpu {
 
 // Keys of one split: the unit in which a long context is shared between threads.
-constexpr int64_t kSplitTokens = 512;
+constexpr int64_t kSplitTokens = 128;
 // Queries times heads of one item, so that a tile of transposed keys is used often enough.
 constexpr int64_t kItemRows = 48;
 
-// Softmax over some keys, for `rows` lane rows: the largest score, the sum of weights, and the weighted
-// values before division.
+// Softmax over some keys, for `rows` lane rows: the largest score, the sum of weights, and the
+// weighted values before division.
 struct SoftmaxState {
   float* max;  // [rows]
   float* sum;  // [rows]

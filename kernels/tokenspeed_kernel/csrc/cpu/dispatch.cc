@@ -2,9 +2,10 @@
 
 #include "kernels/tokenspeed_kernel/csrc/cpu/dispatch.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <stdexcept>
-#include <string>
+#include <vector>
 
 namespace tokenspeed::cpu {
 namespace {
@@ -14,7 +15,8 @@ struct Candidate {
   bool runs_here;
 };
 
-const KernelTable& Choose() {
+// Best first.
+std::vector<Candidate> Candidates() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -22,32 +24,49 @@ const KernelTable& Choose() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
-  const Candidate candidates[] = {
-      {&avx512::kTable, avx512}, {&avx2::kTable, avx2}, {&baseline::kTable, true}};
+  return {{&avx512::kTable, avx512}, {&avx2::kTable, avx2}, {&baseline::kTable, true}};
 #else
-  const Candidate candidates[] = {{&baseline::kTable, true}};
+  return {{&baseline::kTable, true}};
 #endif
-  const char* const wanted = std::getenv("TOKENSPEED_CPU_ISA");
-  if (wanted == nullptr || *wanted == '\0') {
-    for (const Candidate& candidate : candidates) {
-      if (candidate.runs_here) return *candidate.table;
-    }
-  }
-  for (const Candidate& candidate : candidates) {
-    if (std::string(wanted) != candidate.table->name) continue;
-    if (candidate.runs_here) return *candidate.table;
-    throw std::invalid_argument(std::string("TOKENSPEED_CPU_ISA=") + wanted +
-                                ": this CPU does not have it");
-  }
-  throw std::invalid_argument(std::string("TOKENSPEED_CPU_ISA=") + wanted +
-                              ": must be avx512, avx2 or baseline");
 }
+
+const KernelTable* Best() {
+  for (const Candidate& candidate : Candidates()) {
+    if (candidate.runs_here) return candidate.table;
+  }
+  return &baseline::kTable;
+}
+
+const KernelTable* Find(const std::string& name, const std::string& setting) {
+  for (const Candidate& candidate : Candidates()) {
+    if (name != candidate.table->name) continue;
+    if (candidate.runs_here) return candidate.table;
+    throw std::invalid_argument(setting + ": this CPU does not have " + name);
+  }
+  throw std::invalid_argument(setting + ": must be avx512, avx2 or baseline");
+}
+
+const KernelTable* FromEnvironment() {
+  const char* const wanted = std::getenv("TOKENSPEED_CPU_ISA");
+  if (wanted == nullptr || *wanted == '\0') return Best();
+  return Find(wanted, std::string("TOKENSPEED_CPU_ISA=") + wanted);
+}
+
+std::atomic<const KernelTable*> chosen{nullptr};
 
 }  // namespace
 
 const KernelTable& Kernels() {
-  static const KernelTable& table = Choose();
-  return table;
+  const KernelTable* table = chosen.load(std::memory_order_acquire);
+  if (table == nullptr) {
+    table = FromEnvironment();
+    chosen.store(table, std::memory_order_release);
+  }
+  return *table;
+}
+
+void UseIsa(const std::string& name) {
+  chosen.store(Find(name, "isa " + name), std::memory_order_release);
 }
 
 }  // namespace tokenspeed::cpu

@@ -42,8 +42,7 @@ TS_INLINE void RmsNormToken(const RmsNormArgs& args, int64_t token) {
   if (args.residual != nullptr) {
     float* const residual = args.residual + token * args.residual_stride;
     ForLanes(
-        args.hidden,
-        [&](int64_t i) { Store(residual + i, Add(Load(x + i), Load(residual + i))); },
+        args.hidden, [&](int64_t i) { Store(residual + i, Add(Load(x + i), Load(residual + i))); },
         [&](int64_t i, int rest) {
           for (int64_t j = i; j < i + rest; ++j) residual[j] += x[j];
         });
@@ -78,9 +77,7 @@ void RmsNorm(const RmsNormArgs& args) {
   ForTokens<RmsNormArgs, RmsNormTokens>(args, args.num_tokens, args.hidden);
 }
 
-TS_INLINE Vec Silu(const Vec& x) {
-  return Div(x, Add(Broadcast(1.0f), Exp(Sub(Zero(), x))));
-}
+TS_INLINE Vec Silu(const Vec& x) { return Div(x, Add(Broadcast(1.0f), Exp(Sub(Zero(), x)))); }
 
 void SiluAndMulTokens(const SiluAndMulArgs& args, int64_t begin, int64_t end) {
   for (int64_t token = begin; token < end; ++token) {
@@ -88,8 +85,7 @@ void SiluAndMulTokens(const SiluAndMulArgs& args, int64_t begin, int64_t end) {
     const float* const up = gate + args.width;
     float* const out = args.out + token * args.width;
     ForLanes(
-        args.width,
-        [&](int64_t i) { Store(out + i, Mul(Silu(Load(gate + i)), Load(up + i))); },
+        args.width, [&](int64_t i) { Store(out + i, Mul(Silu(Load(gate + i)), Load(up + i))); },
         [&](int64_t i, int rest) {
           const Vec v = Mul(Silu(LoadPart(gate + i, rest, 0.0f)), LoadPart(up + i, rest, 0.0f));
           StorePart(out + i, v, rest);

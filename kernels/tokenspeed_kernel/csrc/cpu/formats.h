@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// Reading packed weights: a `Format` walks one panel block (sixteen rows, see weight_format.h) and gives
-// the weights of one k after the other as a Vec. Each weight is the value that the GGUF specification
-// defines, rounded once. Begin() reads what holds for the block, Group() what holds for kGroup
-// consecutive k, Weight() one k. Included like simd.h.
+// Reading packed weights: a `Format` walks one panel block (sixteen rows, see weight_format.h) and
+// gives the weights of one k after the other as a Vec. Each weight is the value that the GGUF
+// specification defines, rounded once. Begin() reads what holds for the block, Group() what holds
+// for kGroup consecutive k, Weight() one k. Included like simd.h.
 
 #ifndef TOKENSPEED_KERNEL_CSRC_CPU_FORMATS_H_
 #define TOKENSPEED_KERNEL_CSRC_CPU_FORMATS_H_

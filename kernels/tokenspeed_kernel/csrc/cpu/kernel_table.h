@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// Gathers the kernels of the instruction set that the including file is compiled for into its table.
-// Included once by each kernels_<isa>.cc, after TS_CPU_ISA_NAMESPACE and TS_CPU_ISA_NAME are defined.
+// Gathers the kernels of the instruction set that the including file is compiled for into its
+// table. Included once by each kernels_<isa>.cc, after TS_CPU_ISA_NAMESPACE and TS_CPU_ISA_NAME are
+// defined.
 
 #include "kernels/tokenspeed_kernel/csrc/cpu/attention.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/dispatch.h"

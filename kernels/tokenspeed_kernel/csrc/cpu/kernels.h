@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
-// The arguments of every CPU kernel and the table of kernels of one instruction set. module.cc fills the
-// arguments from raw addresses and calls through `Kernels()`; kernels_<isa>.cc provide the tables.
-// Sizes count elements; a stride counts elements from one token (or row) to the next. All floats are
-// 32 bits. Nothing here is checked: the Python wrappers have checked shapes, dtypes and contiguity.
+// The arguments of every CPU kernel and the table of kernels of one instruction set. module.cc
+// fills the arguments from raw addresses and calls through `Kernels()`; kernels_<isa>.cc provide
+// the tables. Sizes count elements; a stride counts elements from one token (or row) to the next.
+// All floats are 32 bits. Nothing here is checked: the Python wrappers have checked shapes, dtypes
+// and contiguity.
 
 #ifndef TOKENSPEED_KERNEL_CSRC_CPU_KERNELS_H_
 #define TOKENSPEED_KERNEL_CSRC_CPU_KERNELS_H_
@@ -90,7 +91,8 @@ struct AttentionArgs {
   float* out;      // [num_tokens, num_heads, head_dim], contiguous
 };
 
-// One unit of attention: some consecutive queries of one row, one KV head, all or one split of the keys.
+// One unit of attention: some consecutive queries of one row, one KV head, all or one split of the
+// keys.
 struct AttentionItem {
   int32_t row, kv_head;
   int32_t first_query, num_queries;  // within the row
@@ -119,13 +121,12 @@ struct SampleArgs {
   int32_t* tokens;  // [num_rows]
 };
 
-// The index of the largest value + Gumbel noise among values that are >= threshold and not more than
-// max_gap below `max`; the lowest index among equals.
+// The index of the largest value + Gumbel noise among values that are >= threshold; the lowest
+// index among equals.
 struct NoisyArgs {
   const float* values;
   int64_t count;
-  float max;  // of values
-  float threshold, max_gap;
+  float threshold;
   uint64_t seed, position;
 };
 
@@ -153,11 +154,12 @@ struct KernelTable {
   void (*penalties)(const PenaltyArgs&);
   // Index of the first maximum; 0 when every value is NaN or -inf.
   int64_t (*argmax)(const float* values, int64_t count);
-  // out = values / divisor; returns the maximum of out.
-  float (*scale)(const float* values, int64_t count, float divisor, float* out);
+  // out = (values - shift) / divisor.
+  void (*scale)(const float* values, int64_t count, float shift, float divisor, float* out);
   // The maximum of every sixteen values, the last group may be shorter.
   void (*group_max)(const float* values, int64_t count, float* out);
-  // Values >= threshold with their indices, in order; returns how many. Both outputs have room for all.
+  // Values >= threshold with their indices, in order; returns how many. Both outputs have room for
+  // all.
   int64_t (*collect)(const float* values, int64_t count, float threshold, float* out, int32_t* ids);
   // Sum of exp(value - shift).
   double (*sum_exp)(const float* values, int64_t count, float shift);

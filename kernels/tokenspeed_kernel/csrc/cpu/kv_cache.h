@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Writes into the paged KV cache and copies of its blocks: memory moves, the same on every instruction
-// set. Called by module.cc, which has checked slots and block numbers.
+// Writes into the paged KV cache and copies of its blocks: memory moves, the same on every
+// instruction set. Called by module.cc, which has checked slots and block numbers.
 
 #ifndef TOKENSPEED_KERNEL_CSRC_CPU_KV_CACHE_H_
 #define TOKENSPEED_KERNEL_CSRC_CPU_KV_CACHE_H_

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Linear layers and embedding look-ups on packed weights. Every output is one chain of fused
-// multiply-adds over k = 0, 1, 2, ...; only how many outputs run side by side depends on the number of
-// tokens. So a row's result does not depend on its batch, on chunking or on threads.
+// multiply-adds over k = 0, 1, 2, ...; only how many outputs run side by side depends on the number
+// of tokens. So a row's result does not depend on its batch, on chunking or on threads.
 //
 // With few tokens weights are dequantised in registers, once for all tokens; with many, a group of
 // panels is first dequantised into a buffer that stays in the L2 cache. Included like simd.h.
@@ -36,12 +36,13 @@ constexpr int kDirectTokens = 1;
 // Tokens that one task takes through its panels; a multiple of every kTileTokens.
 constexpr int64_t kTaskTokens = 240;
 
-// acc[t][p] = sum over k of x[t][k] * weight of panel p.
+// acc[t][p] = sum over k of x[t][k] * weight of panel p. `ahead`: distance in bytes to the panels
+// of the next tile, which are fetched meanwhile; 0 when these come from a buffer.
 template <class F, int kTokens, int kPanels>
 TS_INLINE void MultiplyTile(const float* x, int64_t x_stride, int64_t k,
-                            const uint8_t* const* panels, int64_t block_bytes,
+                            const uint8_t* const* panels, int64_t block_bytes, int64_t ahead,
                             Vec (&acc)[kTokens][kPanels]) {
-  F state[kPanels];
+  F state[kPanels] = {};
   const uint8_t* at[kPanels];
 #pragma GCC unroll 8
   for (int p = 0; p < kPanels; ++p) at[p] = panels[p];
@@ -52,7 +53,12 @@ TS_INLINE void MultiplyTile(const float* x, int64_t x_stride, int64_t k,
   }
   for (int64_t begin = 0; begin < k; begin += F::kBlock) {
 #pragma GCC unroll 8
-    for (int p = 0; p < kPanels; ++p) state[p].Begin(at[p]);
+    for (int p = 0; p < kPanels; ++p) {
+      state[p].Begin(at[p]);
+      if (ahead != 0) {
+        for (int64_t line = 0; line < block_bytes; line += 64) Prefetch(at[p] + ahead + line);
+      }
+    }
     for (int group = 0; group < F::kBlock / F::kGroup; ++group) {
 #pragma GCC unroll 8
       for (int p = 0; p < kPanels; ++p) state[p].Group(at[p], group);
@@ -92,13 +98,13 @@ TS_INLINE void StorePanel(const LinearArgs& args, int64_t token, int64_t panel, 
   }
 }
 
-
 template <class F, int kTokens, int kPanels>
 __attribute__((noinline)) void RunTile(const LinearArgs& args, int64_t token, const int64_t* ids,
-                                       const uint8_t* const* panels, int64_t block_bytes) {
+                                       const uint8_t* const* panels, int64_t block_bytes,
+                                       int64_t ahead) {
   Vec acc[kTokens][kPanels];
   MultiplyTile<F, kTokens, kPanels>(args.x + token * args.x_stride, args.x_stride, args.k, panels,
-                                    block_bytes, acc);
+                                    block_bytes, ahead, acc);
 #pragma GCC unroll 8
   for (int p = 0; p < kPanels; ++p) {
     if (args.bias != nullptr) {
@@ -117,23 +123,24 @@ __attribute__((noinline)) void RunTile(const LinearArgs& args, int64_t token, co
 // Runs `tokens` tokens, 1 <= tokens <= kMost, through the tile of exactly that height.
 template <class F, int kMost, int kPanels>
 TS_INLINE void RunTokens(int tokens, const LinearArgs& args, int64_t token, const int64_t* ids,
-                         const uint8_t* const* panels, int64_t block_bytes) {
+                         const uint8_t* const* panels, int64_t block_bytes, int64_t ahead) {
   if constexpr (kMost > 1) {
     if (tokens < kMost) {
-      return RunTokens<F, kMost - 1, kPanels>(tokens, args, token, ids, panels, block_bytes);
+      return RunTokens<F, kMost - 1, kPanels>(tokens, args, token, ids, panels, block_bytes, ahead);
     }
   }
-  RunTile<F, kMost, kPanels>(args, token, ids, panels, block_bytes);
+  RunTile<F, kMost, kPanels>(args, token, ids, panels, block_bytes, ahead);
 }
 
 template <class F, int kMost>
 TS_INLINE void RunGroup(int num_panels, int tokens, const LinearArgs& args, int64_t token,
-                        const int64_t* ids, const uint8_t* const* panels, int64_t block_bytes) {
+                        const int64_t* ids, const uint8_t* const* panels, int64_t block_bytes,
+                        int64_t ahead) {
   if (num_panels == kTilePanels) {
-    return RunTokens<F, kMost, kTilePanels>(tokens, args, token, ids, panels, block_bytes);
+    return RunTokens<F, kMost, kTilePanels>(tokens, args, token, ids, panels, block_bytes, ahead);
   }
   for (int p = 0; p < num_panels; ++p) {
-    RunTokens<F, kMost, 1>(tokens, args, token, ids + p, panels + p, block_bytes);
+    RunTokens<F, kMost, 1>(tokens, args, token, ids + p, panels + p, block_bytes, ahead);
   }
 }
 
@@ -167,9 +174,8 @@ struct LinearJob {
     const int64_t first_token = task / num_groups * kTaskTokens;
     const int count = static_cast<int>(
         num_panels - first_panel < kTilePanels ? num_panels - first_panel : kTilePanels);
-    const int64_t last_token = first_token + kTaskTokens < args.num_tokens
-                                   ? first_token + kTaskTokens
-                                   : args.num_tokens;
+    const int64_t last_token =
+        first_token + kTaskTokens < args.num_tokens ? first_token + kTaskTokens : args.num_tokens;
     int64_t ids[kTilePanels];
     const uint8_t* panels[kTilePanels];
     const int64_t panel_bytes = args.k / F::kBlock * kBlockBytes;
@@ -179,13 +185,14 @@ struct LinearJob {
     }
     if (last_token - first_token <= kDirectTokens) {
       return RunGroup<F, kDirectTokens>(count, static_cast<int>(last_token - first_token), args,
-                                        first_token, ids, panels, kBlockBytes);
+                                        first_token, ids, panels, kBlockBytes,
+                                        kTilePanels * panel_bytes);
     }
     if constexpr (kFormat != WeightFormat::kF32) Dequantize(count, panels);
     for (int64_t token = first_token; token < last_token; token += kTileTokens) {
       const int tokens =
           static_cast<int>(last_token - token < kTileTokens ? last_token - token : kTileTokens);
-      RunGroup<Buffered, kTileTokens>(count, tokens, args, token, ids, panels, 64);
+      RunGroup<Buffered, kTileTokens>(count, tokens, args, token, ids, panels, 64, 0);
     }
   }
 
@@ -220,8 +227,8 @@ void LinearOf(const LinearArgs& args) {
   ThreadPool& pool = ThreadPool::Global();
   int64_t grain = num_tasks;
   if (args.num_tokens * args.n * args.k > kSerialWork) {
-    // A dozen chunks a thread even out what else the machine does.
-    grain = num_tasks / (12 * pool.num_threads());
+    // A few chunks a thread even out what else the machine does, and stay long enough to stream.
+    grain = num_tasks / (4 * pool.num_threads());
     if (grain < 1) grain = 1;
   }
   pool.ParallelFor(num_tasks, grain, &LinearJob<kFormat>::Run, &job);
@@ -247,29 +254,29 @@ void EmbeddingOf(const EmbeddingArgs& args) {
 }
 
 // Calls Function<format> for the format known at run time.
-#define TS_DISPATCH_FORMAT(Function, args)      \
-  switch ((args).format) {                      \
-    case WeightFormat::kF32:                    \
+#define TS_DISPATCH_FORMAT(Function, args)        \
+  switch ((args).format) {                        \
+    case WeightFormat::kF32:                      \
       return Function<WeightFormat::kF32>(args);  \
-    case WeightFormat::kBf16:                   \
+    case WeightFormat::kBf16:                     \
       return Function<WeightFormat::kBf16>(args); \
-    case WeightFormat::kF16:                    \
+    case WeightFormat::kF16:                      \
       return Function<WeightFormat::kF16>(args);  \
-    case WeightFormat::kQ4_0:                   \
+    case WeightFormat::kQ4_0:                     \
       return Function<WeightFormat::kQ4_0>(args); \
-    case WeightFormat::kQ4_1:                   \
+    case WeightFormat::kQ4_1:                     \
       return Function<WeightFormat::kQ4_1>(args); \
-    case WeightFormat::kQ5_0:                   \
+    case WeightFormat::kQ5_0:                     \
       return Function<WeightFormat::kQ5_0>(args); \
-    case WeightFormat::kQ5_1:                   \
+    case WeightFormat::kQ5_1:                     \
       return Function<WeightFormat::kQ5_1>(args); \
-    case WeightFormat::kQ8_0:                   \
+    case WeightFormat::kQ8_0:                     \
       return Function<WeightFormat::kQ8_0>(args); \
-    case WeightFormat::kQ4K:                    \
+    case WeightFormat::kQ4K:                      \
       return Function<WeightFormat::kQ4K>(args);  \
-    case WeightFormat::kQ5K:                    \
+    case WeightFormat::kQ5K:                      \
       return Function<WeightFormat::kQ5K>(args);  \
-    case WeightFormat::kQ6K:                    \
+    case WeightFormat::kQ6K:                      \
       return Function<WeightFormat::kQ6K>(args);  \
   }
 

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
 //
-// The Python module tokenspeed_kernel._cpu: raw addresses and sizes in, kernels called without the GIL.
-// The wrappers in cpu_*.py check shapes, dtypes and contiguity; here only numbers inside tensors are
-// checked, those that index memory: token ids, positions, slots, blocks. ValueError names the first bad
-// one. No torch headers: the module works with any torch.
+// The Python module tokenspeed_kernel._cpu: raw addresses and sizes in, kernels called without the
+// GIL. The wrappers in cpu_*.py check shapes, dtypes and contiguity; here only numbers inside
+// tensors are checked, those that index memory: token ids, positions, slots, blocks. ValueError
+// names the first bad one. No torch headers: the module works with any torch.
 
 #include <pybind11/pybind11.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include <cstring>
 #include <stdexcept>
@@ -117,8 +120,7 @@ struct CacheShape {
 };
 
 void StoreKvEntry(Address k, int64_t k_stride, Address v, int64_t v_stride, int64_t num_tokens,
-                  Address k_cache, Address v_cache, const CacheShape& shape,
-                  Address slot_mapping) {
+                  Address k_cache, Address v_cache, const CacheShape& shape, Address slot_mapping) {
   CheckBelow(At<const int64_t>(slot_mapping), num_tokens, shape.num_blocks * shape.block_size,
              "slot_mapping");
   StoreKv({.k = At<const float>(k),
@@ -137,7 +139,8 @@ void StoreKvEntry(Address k, int64_t k_stride, Address v, int64_t v_stride, int6
 }
 
 // Rows must lie within the queries, the tables and the cache; a bad one would read foreign memory.
-void CheckRows(const AttentionArgs& args, int64_t num_tokens, int64_t num_blocks) {
+void CheckRows(const AttentionArgs& args, int64_t num_tokens, int64_t table_columns,
+               int64_t num_blocks) {
   const auto fail = [](const char* what, int64_t row, int64_t value) {
     throw std::invalid_argument(std::string(what) + " of row " + std::to_string(row) + " is " +
                                 std::to_string(value));
@@ -146,17 +149,20 @@ void CheckRows(const AttentionArgs& args, int64_t num_tokens, int64_t num_blocks
   for (int64_t row = 0; row < args.num_rows; ++row) {
     const int64_t query_len = int64_t{args.query_start[row + 1]} - args.query_start[row];
     const int64_t kv_len = args.kv_lens[row];
-    if (query_len < 0 || args.query_start[row + 1] > num_tokens) fail("query end", row, args.query_start[row + 1]);
+    if (query_len < 0 || args.query_start[row + 1] > num_tokens)
+      fail("query end", row, args.query_start[row + 1]);
     if (query_len == 0) continue;
-    if (kv_len < query_len || kv_len > args.table_stride * args.block_size) fail("kv_lens", row, kv_len);
+    if (kv_len < query_len || kv_len > table_columns * args.block_size)
+      fail("kv_lens", row, kv_len);
     const int32_t* const table = args.block_tables + row * args.table_stride;
-    CheckBelow(table, (kv_len + args.block_size - 1) / args.block_size, num_blocks, "block_tables row");
+    CheckBelow(table, (kv_len + args.block_size - 1) / args.block_size, num_blocks,
+               "block_tables row");
   }
 }
 
 void AttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64_t num_heads,
-                    Address k_cache, Address v_cache, const CacheShape& shape,
-                    Address block_tables, int64_t table_stride, Address query_start,
+                    Address k_cache, Address v_cache, const CacheShape& shape, Address block_tables,
+                    int64_t table_stride, int64_t table_columns, Address query_start,
                     Address kv_lens, int64_t num_rows, float scale, int64_t window, Address out) {
   const AttentionArgs args{.q = At<const float>(q),
                            .q_stride = q_stride,
@@ -176,7 +182,7 @@ void AttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64_t num
                            .scale = scale,
                            .window = window,
                            .out = At<float>(out)};
-  CheckRows(args, num_tokens, shape.num_blocks);
+  CheckRows(args, num_tokens, table_columns, shape.num_blocks);
   PagedAttention(Kernels(), args);
 }
 
@@ -239,6 +245,16 @@ void PackEntry(int format, Address source, int64_t n, int64_t k, Address packed)
              At<uint8_t>(packed));
 }
 
+// Asks for huge pages behind the whole pages of a buffer; the system may have none.
+void AdviseHugePages(Address address, int64_t num_bytes) {
+#if defined(__linux__)
+  constexpr Address kPage = 4096;
+  const Address begin = (address + kPage - 1) / kPage * kPage;
+  const Address end = (address + static_cast<Address>(num_bytes)) / kPage * kPage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -248,21 +264,26 @@ PYBIND11_MODULE(_cpu, m) {
            py::arg("num_kv_heads"), py::arg("block_size"), py::arg("head_dim"),
            py::arg("k_block_stride"), py::arg("v_block_stride"));
   m.def("isa", [] { return Kernels().name; });
+  m.def("use_isa", &UseIsa, py::arg("name"));
   m.def("num_threads", [] { return ThreadPool::Global().num_threads(); });
-  m.def("set_num_threads", [](int n) {
-    if (n < 1 || n > ThreadPool::kMaxThreads) {
-      throw std::invalid_argument("num_threads must be in [1, " +
-                                  std::to_string(ThreadPool::kMaxThreads) + "], got " +
-                                  std::to_string(n));
-    }
-    ThreadPool::Global().SetNumThreads(n);
-  }, py::arg("num_threads"), NoGil());
+  m.def(
+      "set_num_threads",
+      [](int n) {
+        if (n < 1 || n > ThreadPool::kMaxThreads) {
+          throw std::invalid_argument("num_threads must be in [1, " +
+                                      std::to_string(ThreadPool::kMaxThreads) + "], got " +
+                                      std::to_string(n));
+        }
+        ThreadPool::Global().SetNumThreads(n);
+      },
+      py::arg("num_threads"), NoGil());
   m.def("shutdown", [] { ThreadPool::Global().Shutdown(); }, NoGil());
   py::module_::import("atexit").attr("register")(m.attr("shutdown"));
   m.def("block_values", [](int f) { return Info(static_cast<WeightFormat>(f)).block_values; });
   m.def("packed_bytes", [](int f, int64_t n, int64_t k) {
     return PackedBytes(static_cast<WeightFormat>(f), n, k);
   });
+  m.def("advise_huge_pages", &AdviseHugePages, NoGil());
   m.def("pack", &PackEntry, NoGil());
   m.def("linear", &LinearEntry, NoGil());
   m.def("embedding", &EmbeddingEntry, NoGil());

@@ -23,7 +23,8 @@ class RowWriter {
     at_ += kPanelRows * size;
   }
 
-  // `bits` of each of the quants [first, first + 32 / bits), the first in the lowest bits of the word.
+  // `bits` of each of the quants [first, first + 32 / bits), the first in the lowest bits of the
+  // word.
   void Word(const Quants& quants, int64_t first, int bits, int shift) {
     uint32_t word = 0;
     for (int i = 0; i < 32 / bits; ++i) {
@@ -44,7 +45,8 @@ class RowWriter {
   int64_t row_;
 };
 
-// The 32 quants of a q4 or q5 block: low nibbles of 16 bytes, then their high nibbles; fifth bits apart.
+// The 32 quants of a q4 or q5 block: low nibbles of 16 bytes, then their high nibbles; fifth bits
+// apart.
 Quants SmallBlockQuants(const uint8_t* nibbles, const uint8_t* fifth_bits) {
   Quants quants{};
   for (int i = 0; i < 16; ++i) {
@@ -104,7 +106,8 @@ void PackKBlock(const uint8_t* source, bool fifth, RowWriter out) {
   }
 }
 
-// Two halves of 128 values: 64 bytes of low nibbles and 32 bytes with four times two high bits each.
+// Two halves of 128 values: 64 bytes of low nibbles and 32 bytes with four times two high bits
+// each.
 void PackQ6KBlock(const uint8_t* source, RowWriter out) {
   Quants quants{};
   for (int half = 0; half < 2; ++half) {

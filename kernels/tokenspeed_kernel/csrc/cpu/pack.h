@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// Re-ordering of weights into the "cpu_rows16" layout of weight_format.h, once at load. Values do not
-// change: bits are moved. Called by the Python wrapper of `prepare_weight`; runs on the thread pool.
+// Re-ordering of weights into the "cpu_rows16" layout of weight_format.h, once at load. Values do
+// not change: bits are moved. Called by the Python wrapper of `prepare_weight`; runs on the thread
+// pool.
 
 #ifndef TOKENSPEED_KERNEL_CSRC_CPU_PACK_H_
 #define TOKENSPEED_KERNEL_CSRC_CPU_PACK_H_

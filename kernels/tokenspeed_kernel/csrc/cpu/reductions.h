@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// Passes over one row of logits: maxima, sums of exponentials, collection above a threshold, and the
-// Gumbel-max draw with Philox4x32-10 noise (Salmon et al., SC 2011). sampling.cc combines them. Each
-// runs on one thread in a fixed order. Included like simd.h.
+// Passes over one row of logits: maxima, sums of exponentials, collection above a threshold, and
+// the Gumbel-max draw with Philox4x32-10 noise (Salmon et al., SC 2011). sampling.cc combines them.
+// Each runs on one thread in a fixed order. Included like simd.h.
 
 #ifndef TOKENSPEED_KERNEL_CSRC_CPU_REDUCTIONS_H_
 #define TOKENSPEED_KERNEL_CSRC_CPU_REDUCTIONS_H_
@@ -18,19 +18,17 @@ TS_INLINE Vec LoadUpTo(const float* values, int64_t at, int64_t count, float fil
   return LoadPart(values + at, static_cast<int>(count - at), fill);
 }
 
-float Scale(const float* values, int64_t count, float divisor, float* out) {
+void Scale(const float* values, int64_t count, float shift, float divisor, float* out) {
+  const Vec from = Broadcast(shift);
   const Vec by = Broadcast(divisor);
-  Vec largest = Broadcast(kNegInf);
   for (int64_t i = 0; i < count; i += kLanes) {
-    const Vec v = Div(LoadUpTo(values, i, count, kNegInf), by);
-    largest = Max(v, largest);
+    const Vec v = Div(Sub(LoadUpTo(values, i, count, kNegInf), from), by);
     if (i + kLanes <= count) {
       Store(out + i, v);
     } else {
       StorePart(out + i, v, static_cast<int>(count - i));
     }
   }
-  return ReduceMax(largest);
 }
 
 void GroupMax(const float* values, int64_t count, float* out) {
@@ -154,7 +152,8 @@ constexpr int kNoiseTokens = 4 * kLanes;  // tokens that sixteen counters serve
 // No noise is larger: -log(-log(1 - 2^-24)) = 16.6355.
 constexpr float kLargestNoise = 16.64f;
 
-// Adds the tokens [first, first + kNoiseTokens) to the search; `best` and `best_at` hold the winner.
+// Adds the tokens [first, first + kNoiseTokens) to the search; `best` and `best_at` hold the
+// winner.
 TS_INLINE void SearchBlock(const NoisyArgs& args, int64_t first, float* best, int64_t* best_at) {
   IVec words[4];
   Philox(static_cast<uint32_t>(first / 4), args.position, args.seed, words);
@@ -162,7 +161,7 @@ TS_INLINE void SearchBlock(const NoisyArgs& args, int64_t first, float* best, in
   for (int w = 0; w < 4; ++w) Store(noise[w], Gumbel(words[w]));
   for (int i = 0; i < kNoiseTokens && first + i < args.count; ++i) {
     const float value = args.values[first + i];
-    if (!(value >= args.threshold) || !(args.max - value <= args.max_gap)) continue;
+    if (!(value >= args.threshold)) continue;
     const float noisy = value + noise[i % 4][i / 4];
     // A lower index wins among equals, whatever the order of the search.
     if (noisy > *best || (noisy == *best && first + i < *best_at)) {

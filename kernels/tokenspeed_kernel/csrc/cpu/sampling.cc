@@ -40,15 +40,14 @@ float* RowScratch(int64_t count, float** found, int32_t** ids) {
   return memory;
 }
 
-// Collects at least the k largest values, 0 < k <= count, and few more where k is small: k groups of
-// sixteen have a maximum that is not below the k-th largest maximum.
+// Collects at least the k largest values, 0 < k <= count, and few more where k is small: k groups
+// of sixteen have a maximum that is not below the k-th largest maximum.
 int64_t CollectLargest(const Row& row, int64_t k) {
   const int64_t num_groups = (row.count + kGroup - 1) / kGroup;
   float threshold = -kInf;
   if (k <= num_groups / 2) {
     row.table->group_max(row.values, row.count, row.found);
-    std::nth_element(row.found, row.found + (k - 1), row.found + num_groups,
-                     std::greater<float>());
+    std::nth_element(row.found, row.found + (k - 1), row.found + num_groups, std::greater<float>());
     threshold = row.found[k - 1];
   }
   return row.Collect(threshold);
@@ -98,23 +97,33 @@ float TopPThreshold(const Row& row, float top_p, float floor) {
   }
 }
 
-// The largest float gap with exp(-gap) >= min_p.
-float MinPGap(float min_p) {
-  if (!(min_p > 0.0f)) return kInf;
-  auto gap = static_cast<float>(-std::log(static_cast<double>(min_p)));
-  while (gap > 0.0f && std::exp(-static_cast<double>(gap)) < min_p) gap = std::nextafter(gap, 0.0f);
-  return gap;
+// The lowest value with exp(value) >= min_p.
+float MinPThreshold(float min_p) {
+  if (!(min_p > 0.0f)) return -kInf;
+  // A step below the rounded logarithm, then up to the first value that passes.
+  auto value = std::nextafter(std::log(min_p), -kInf);
+  while (value < 0.0f && std::exp(static_cast<double>(value)) < min_p) {
+    value = std::nextafter(value, 0.0f);
+  }
+  return value;
 }
 
 int32_t SampleRow(const KernelTable& table, const SampleArgs& args, int64_t index) {
   const float* const logits = args.logits + index * args.logits_stride;
   const float temperature = args.temperature[index];
   if (!(temperature > 0.0f)) return static_cast<int32_t>(table.argmax(logits, args.vocab));
-  Row row{.table = &table, .values = nullptr, .count = args.vocab, .max = 0.0f, .found = nullptr,
+  const float largest = logits[table.argmax(logits, args.vocab)];
+  if (largest == -kInf) return 0;
+  // Values are relative to the largest, so that no temperature, however small, overflows.
+  Row row{.table = &table,
+          .values = nullptr,
+          .count = args.vocab,
+          .max = 0.0f,
+          .found = nullptr,
           .ids = nullptr};
   float* const scaled = RowScratch(args.vocab, &row.found, &row.ids);
   row.values = scaled;
-  row.max = table.scale(logits, args.vocab, temperature, scaled);
+  table.scale(logits, args.vocab, largest, temperature, scaled);
 
   float threshold = -kInf;
   const int64_t top_k = args.top_k[index];
@@ -122,16 +131,18 @@ int32_t SampleRow(const KernelTable& table, const SampleArgs& args, int64_t inde
   if (args.top_p[index] < 1.0f) threshold = TopPThreshold(row, args.top_p[index], threshold);
   return table.best_noisy({.values = scaled,
                            .count = args.vocab,
-                           .max = row.max,
-                           .threshold = threshold,
-                           .max_gap = MinPGap(args.min_p[index]),
+                           .threshold = std::max(threshold, MinPThreshold(args.min_p[index])),
                            .seed = static_cast<uint64_t>(args.seeds[index]),
                            .position = static_cast<uint64_t>(args.positions[index])});
 }
 
 void LogprobRow(const KernelTable& table, const LogprobArgs& args, int64_t index) {
-  Row row{.table = &table, .values = args.logits + index * args.logits_stride, .count = args.vocab,
-          .max = 0.0f, .found = nullptr, .ids = nullptr};
+  Row row{.table = &table,
+          .values = args.logits + index * args.logits_stride,
+          .count = args.vocab,
+          .max = 0.0f,
+          .found = nullptr,
+          .ids = nullptr};
   RowScratch(args.vocab, &row.found, &row.ids);
   row.max = row.values[table.argmax(row.values, row.count)];
   const double total = table.sum_exp(row.values, row.count, row.max);

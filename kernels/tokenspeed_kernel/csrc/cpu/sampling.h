@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// Sampling and log-probabilities of whole batches: one row a thread, each row from the passes of the
-// kernel table. top-k, top-p and min-p keep a token by its value alone, so each is a threshold; no row is
-// ever sorted whole. The definition is sampling/reference.py.
+// Sampling and log-probabilities of whole batches: one row a thread, each row from the passes of
+// the kernel table. top-k, top-p and min-p keep a token by its value alone, so each is a threshold;
+// no row is ever sorted whole. The definition is sampling/reference.py.
 
 #ifndef TOKENSPEED_KERNEL_CSRC_CPU_SAMPLING_H_
 #define TOKENSPEED_KERNEL_CSRC_CPU_SAMPLING_H_

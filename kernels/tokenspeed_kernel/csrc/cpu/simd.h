@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 //
-// Sixteen float lanes and what kernels do with them, for the instruction set that the including file is
-// compiled for. A `Vec` is one AVX-512 register, two AVX2 registers or four registers of 128 bits; the
-// lanes, the order of operations and therefore the kernels are the same everywhere.
+// Sixteen float lanes and what kernels do with them, for the instruction set that the including
+// file is compiled for. A `Vec` is one AVX-512 register, two AVX2 registers or four registers of
+// 128 bits; the lanes, the order of operations and therefore the kernels are the same everywhere.
 //
-// Included only by kernels_avx512.cc, kernels_avx2.cc and kernels_baseline.cc, each of which defines
-// TS_CPU_ISA_NAMESPACE. Everything here has internal linkage, and these files use no C++ library: an
-// inline function compiled with wide instructions must never be the copy that the linker keeps for all.
+// Included only by kernels_avx512.cc, kernels_avx2.cc and kernels_baseline.cc, each of which
+// defines TS_CPU_ISA_NAMESPACE. Everything here has internal linkage, and these files use no C++
+// library: an inline function compiled with wide instructions must never be the copy that the
+// linker keeps for all.
 
 #ifndef TOKENSPEED_KERNEL_CSRC_CPU_SIMD_H_
 #define TOKENSPEED_KERNEL_CSRC_CPU_SIMD_H_
@@ -15,7 +16,8 @@
 #include <cstdint>
 
 #if defined(__x86_64__)
-// GCC 12 takes the deliberately undefined pass-through operands of its own AVX-512 intrinsics for bugs.
+// GCC 12 takes the deliberately undefined pass-through operands of its own AVX-512 intrinsics for
+// bugs.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -60,11 +62,17 @@ TS_INLINE Vec Load(const float* p) {
   return v;
 }
 TS_INLINE void Store(float* p, const Vec& v) {
-  TS_EACH_REG *reinterpret_cast<UnalignedFloatReg*>(p + i * kRegLanes) = v.r[i];
+  TS_EACH_REG* reinterpret_cast<UnalignedFloatReg*>(p + i * kRegLanes) = v.r[i];
 }
 TS_INLINE Vec Broadcast(float x) {
   Vec v;
-  TS_EACH_REG v.r[i] = FloatReg{} + x;
+#if defined(__AVX512F__)
+  TS_EACH_REG v.r[i] = _mm512_set1_ps(x);
+#elif defined(__AVX2__)
+  TS_EACH_REG v.r[i] = _mm256_set1_ps(x);
+#else
+  TS_EACH_REG v.r[i] = FloatReg{x, x, x, x};
+#endif
   return v;
 }
 TS_INLINE Vec Zero() { return Broadcast(0.0f); }
@@ -199,9 +207,9 @@ TS_INLINE Vec LoadInt8(const int8_t* p) {
   return {{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))}};
 #else
-  Vec v;
-  for (int i = 0; i < kLanes; ++i) v.r[i / kRegLanes][i % kRegLanes] = static_cast<float>(p[i]);
-  return v;
+  float lane[kLanes];
+  for (int i = 0; i < kLanes; ++i) lane[i] = static_cast<float>(p[i]);
+  return Load(lane);
 #endif
 }
 TS_INLINE Vec LoadUint8(const uint8_t* p) {
@@ -214,24 +222,25 @@ TS_INLINE Vec LoadUint8(const uint8_t* p) {
   return {{_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(low)),
            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(high))}};
 #else
-  Vec v;
-  for (int i = 0; i < kLanes; ++i) v.r[i / kRegLanes][i % kRegLanes] = static_cast<float>(p[i]);
-  return v;
+  float lane[kLanes];
+  for (int i = 0; i < kLanes; ++i) lane[i] = static_cast<float>(p[i]);
+  return Load(lane);
 #endif
 }
 
 // Sixteen 16-bit words, zero-extended.
 TS_INLINE IVec LoadUint16(const uint16_t* p) {
 #if defined(__AVX512F__)
-  return {{(UintReg)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}};
+  return {
+      {(UintReg)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}};
 #elif defined(__AVX2__)
   const auto* const half = reinterpret_cast<const __m128i*>(p);
   return {{(UintReg)_mm256_cvtepu16_epi32(_mm_loadu_si128(half)),
            (UintReg)_mm256_cvtepu16_epi32(_mm_loadu_si128(half + 1))}};
 #else
-  IVec v;
-  for (int i = 0; i < kLanes; ++i) v.r[i / kRegLanes][i % kRegLanes] = p[i];
-  return v;
+  uint32_t lane[kLanes];
+  for (int i = 0; i < kLanes; ++i) lane[i] = p[i];
+  return LoadInt(lane);
 #endif
 }
 TS_INLINE Vec LoadBfloat16(const uint16_t* p) { return AsFloat(ShiftLeft(LoadUint16(p), 16)); }
@@ -243,7 +252,8 @@ TS_INLINE Vec LoadFloat16(const uint16_t* p) {
   const auto* const half = reinterpret_cast<const __m128i*>(p);
   return {{_mm256_cvtph_ps(_mm_loadu_si128(half)), _mm256_cvtph_ps(_mm_loadu_si128(half + 1))}};
 #else
-  // Exponent and mantissa moved into place and scaled by 2^112 give every finite value, subnormals too.
+  // Exponent and mantissa moved into place and scaled by 2^112 give every finite value, subnormals
+  // too.
   const IVec bits = LoadUint16(p);
   const IVec magnitude = ShiftLeft(And(bits, 0x7fff), 13);
   const Vec scaled = Mul(AsFloat(magnitude), Broadcast(0x1p112f));
@@ -258,7 +268,8 @@ TS_INLINE Vec LoadFloat16(const uint16_t* p) {
 template <int kOffset>
 TS_INLINE Vec NibbleToFloat(const IVec& a) {
 #if defined(__AVX512F__)
-  // One permute of a constant table replaces mask, conversion and addition: it reads four index bits.
+  // One permute of a constant table replaces mask, conversion and addition: it reads four index
+  // bits.
   constexpr float o = kOffset;
   const __m512 table = _mm512_setr_ps(o, o + 1, o + 2, o + 3, o + 4, o + 5, o + 6, o + 7, o + 8,
                                       o + 9, o + 10, o + 11, o + 12, o + 13, o + 14, o + 15);
@@ -268,6 +279,9 @@ TS_INLINE Vec NibbleToFloat(const IVec& a) {
   return kOffset == 0 ? number : Add(number, Broadcast(kOffset));
 #endif
 }
+
+// Asks for a cache line that will be read soon, into the L2 cache. Any address will do.
+TS_INLINE void Prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // Sums and maxima over the lanes in one fixed order: halves are folded until one lane is left.
 TS_INLINE float ReduceAdd(const Vec& v) {

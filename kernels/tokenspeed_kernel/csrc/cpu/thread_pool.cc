@@ -18,8 +18,8 @@
 namespace tokenspeed::cpu {
 namespace {
 
-// About 50 us of spinning on current CPUs: longer than the gap between two kernels of a step, shorter
-// than anything another process would notice.
+// About 50 us of spinning on current CPUs: longer than the gap between two kernels of a step,
+// shorter than anything another process would notice.
 constexpr int kSpinsBeforeSleep = 1500;
 constexpr int kSpinsBeforeYield = 4000;
 constexpr uint32_t kClosed = 0xffffffffu;
@@ -40,9 +40,10 @@ int UsableCpus() {
 
 }  // namespace
 
-// `ticket` is (job number << 32 | next chunk). A worker claims a chunk by compare-and-swap on it, so a
-// late worker cannot take a chunk of a job that it has not read. While a job's fields are written the
-// ticket says kClosed under a number of its own: whoever read a new field fails to claim an old chunk.
+// `ticket` is (job number << 32 | next chunk). A worker claims a chunk by compare-and-swap on it,
+// so a late worker cannot take a chunk of a job that it has not read. While a job's fields are
+// written the ticket says kClosed under a number of its own: whoever read a new field fails to
+// claim an old chunk.
 struct ThreadPool::State {
   explicit State(int threads) : num_threads(threads) {}
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 //
-// The threads that CPU kernels run on. One pool a process, created on first use. A caller publishes a
-// job of numbered chunks and takes part in it; workers claim chunks one by one, so a worker that the
-// operating system has put aside costs nothing once the others have taken the chunks. Workers spin for
-// a moment after a job, because the next operation of a step is microseconds away, then sleep.
+// The threads that CPU kernels run on. One pool a process, created on first use. A caller publishes
+// a job of numbered chunks and takes part in it; workers claim chunks one by one, so a worker that
+// the operating system has put aside costs nothing once the others have taken the chunks. Workers
+// spin for a moment after a job, because the next operation of a step is microseconds away, then
+// sleep.
 //
-// Called by every kernel entry point, from any thread. When two threads call at once, the second runs
-// its chunks alone: kernels give the same bits for any number of threads. A forked child starts over
-// with its own workers. The pool never runs Python code and never throws.
+// Called by every kernel entry point, from any thread. When two threads call at once, the second
+// runs its chunks alone: kernels give the same bits for any number of threads. A forked child
+// starts over with its own workers. The pool never runs Python code and never throws.
 
 #ifndef TOKENSPEED_KERNEL_CSRC_CPU_THREAD_POOL_H_
 #define TOKENSPEED_KERNEL_CSRC_CPU_THREAD_POOL_H_
@@ -27,8 +28,8 @@ class ThreadPool {
   // The process-wide pool. It starts with one thread per CPU that the process may use.
   static ThreadPool& Global();
 
-  // Threads that work on a job, the caller included; clamped to [1, kMaxThreads]. Waits for a job in
-  // progress on another thread.
+  // Threads that work on a job, the caller included; clamped to [1, kMaxThreads]. Waits for a job
+  // in progress on another thread.
   void SetNumThreads(int num_threads);
   int num_threads() const;
 

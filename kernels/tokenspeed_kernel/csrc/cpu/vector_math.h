@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Elementary functions on sixteen lanes, accurate to about one unit in the last place of a float. Own
-// polynomials, so that results do not change with the C library. Included like simd.h.
+// Elementary functions on sixteen lanes, accurate to about one unit in the last place of a float.
+// Own polynomials, so that results do not change with the C library. Included like simd.h.
 
 #ifndef TOKENSPEED_KERNEL_CSRC_CPU_VECTOR_MATH_H_
 #define TOKENSPEED_KERNEL_CSRC_CPU_VECTOR_MATH_H_
@@ -56,8 +56,8 @@ TS_INLINE Vec Log(const Vec& x) {
   const IVec offset = AddInt(bits, BroadcastInt(0x3f800000 - 0x3f3504f3));
   const Vec e = ToFloat(AddInt(ShiftRight(offset, 23), BroadcastInt(static_cast<uint32_t>(-127))));
   const Vec m = AsFloat(AddInt(And(offset, 0x007fffff), BroadcastInt(0x3f3504f3)));
-  // ln m = 2 artanh(s), s = (m - 1) / (m + 1), |s| <= 0.1716; written f - s * (f - R) with f = m - 1 to
-  // keep the leading term exact.
+  // ln m = 2 artanh(s), s = (m - 1) / (m + 1), |s| <= 0.1716; written f - s * (f - R) with f = m -
+  // 1 to keep the leading term exact.
   const Vec f = Sub(m, Broadcast(1.0f));
   const Vec s = Div(f, Add(m, Broadcast(1.0f)));
   const Vec z = Mul(s, s);

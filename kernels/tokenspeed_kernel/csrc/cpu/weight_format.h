@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
-// How weights lie in memory on a CPU: the "cpu_rows16" layout. Sixteen consecutive output rows form a
-// panel; panels follow each other, the last one padded with rows of zeros. Within a panel, K runs in
-// blocks, and every field of a block holds its sixteen rows side by side, so that one vector register
-// serves sixteen outputs. Quants keep the bits of their GGUF format; k-quant sub-scales take 8 bits.
+// How weights lie in memory on a CPU: the "cpu_rows16" layout. Sixteen consecutive output rows form
+// a panel; panels follow each other, the last one padded with rows of zeros. Within a panel, K runs
+// in blocks, and every field of a block holds its sixteen rows side by side, so that one vector
+// register serves sixteen outputs. Quants keep the bits of their GGUF format; k-quant sub-scales
+// take 8 bits.
 //
 //   format    block   fields of a block, each for 16 rows
 //   f32/16    1       value

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""C++ CPU kernels (csrc/cpu). Addresses are `Tensor.data_ptr()`; 0 stands for an absent tensor.
+
+Strides count elements. Callers have checked shapes, dtypes and contiguity; ids, positions, slots and block numbers
+are checked here, and ValueError names the first bad one. Every function releases the GIL. `format` is a number of
+`quant.cpu_prepare.FORMAT_CODES`.
+"""
+
+class CacheShape:
+    def __init__(
+        self,
+        num_blocks: int,
+        num_kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        k_block_stride: int,
+        v_block_stride: int,
+    ) -> None: ...
+
+def isa() -> str:
+    """The instruction set in use: "avx512", "avx2" or "baseline"; TOKENSPEED_CPU_ISA chooses at start."""
+
+def use_isa(name: str) -> None:
+    """Switch later calls to another set; ValueError when the CPU lacks it. For tests and benchmarks."""
+
+def num_threads() -> int:
+    """Threads that share a kernel's work, the caller's included."""
+
+def set_num_threads(num_threads: int) -> None:
+    """ValueError outside [1, 512]. Waits for a kernel in progress."""
+
+def shutdown() -> None:
+    """Join the workers; the next kernel starts them again. Runs at exit by itself."""
+
+def block_values(format: int, /) -> int: ...
+def packed_bytes(format: int, n: int, k: int, /) -> int: ...
+def advise_huge_pages(address: int, num_bytes: int, /) -> None:
+    """Ask for huge pages behind the whole pages of a buffer; no effect where the system has none."""
+
+def pack(format: int, source: int, n: int, k: int, packed: int, /) -> None: ...
+def linear(
+    x: int, x_stride: int, weight: int, format: int, num_tokens: int, n: int, k: int, bias: int, out: int, /
+) -> None: ...
+def embedding(
+    token_ids: int, wide_ids: bool, weight: int, format: int, num_tokens: int, n: int, k: int, out: int, /
+) -> None: ...
+def rms_norm(
+    x: int,
+    x_stride: int,
+    residual: int,
+    residual_stride: int,
+    weight: int,
+    eps: float,
+    num_tokens: int,
+    hidden: int,
+    out: int,
+    /,
+) -> None: ...
+def silu_and_mul(x: int, x_stride: int, num_tokens: int, width: int, out: int, /) -> None: ...
+def rope(
+    q: int,
+    q_stride: int,
+    num_heads: int,
+    k: int,
+    k_stride: int,
+    num_kv_heads: int,
+    head_dim: int,
+    positions: int,
+    num_tokens: int,
+    cos_sin: int,
+    max_positions: int,
+    rot_dim: int,
+    /,
+) -> None: ...
+def store_kv(
+    k: int,
+    k_stride: int,
+    v: int,
+    v_stride: int,
+    num_tokens: int,
+    k_cache: int,
+    v_cache: int,
+    shape: CacheShape,
+    slot_mapping: int,
+    /,
+) -> None: ...
+def attention(
+    q: int,
+    q_stride: int,
+    num_tokens: int,
+    num_heads: int,
+    k_cache: int,
+    v_cache: int,
+    shape: CacheShape,
+    block_tables: int,
+    table_stride: int,
+    table_columns: int,
+    query_start: int,
+    kv_lens: int,
+    num_rows: int,
+    scale: float,
+    window: int,
+    out: int,
+    /,
+) -> None: ...
+def copy_blocks(cache: int, num_blocks: int, block_bytes: int, pairs: int, num_pairs: int, /) -> None: ...
+def penalties(
+    logits: int,
+    num_rows: int,
+    vocab: int,
+    slots: int,
+    num_slots: int,
+    output_counts: int,
+    prompt_mask: int,
+    repetition: int,
+    frequency: int,
+    presence: int,
+    /,
+) -> None: ...
+def sample(
+    logits: int,
+    num_rows: int,
+    vocab: int,
+    temperature: int,
+    top_k: int,
+    top_p: int,
+    min_p: int,
+    seeds: int,
+    positions: int,
+    tokens: int,
+    /,
+) -> None: ...
+def logprobs(
+    logits: int,
+    num_rows: int,
+    vocab: int,
+    token_ids: int,
+    wide_ids: bool,
+    top_n: int,
+    chosen: int,
+    top_values: int,
+    top_ids: int,
+    /,
+) -> None: ...
