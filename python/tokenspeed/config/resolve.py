@@ -193,7 +193,7 @@ def _max_model_len(raw: Mapping[str, Any], model: ModelFacts) -> int:
     limit = model.max_position_embeddings
     if raw["max_model_len"] is None:
         return limit
-    asked = _at_least(raw, "max_model_len", 2)
+    asked = _at_least(raw, "max_model_len", 8)
     if asked > limit:
         raise FlagError("--max-model-len", f"{asked} is more than the model's {limit}")
     return asked

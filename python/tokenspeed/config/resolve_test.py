@@ -109,7 +109,7 @@ REFUSED = [
     ("--kv-cache-dtype bfloat16", LAPTOP, "--kv-cache-dtype", "float32"),
     ("--deterministic", SERVER, "--deterministic", "batch-invariant"),
     ("--max-model-len 9000", LAPTOP, "--max-model-len", "8192"),
-    ("--max-model-len 1", LAPTOP, "--max-model-len", "less than 2"),
+    ("--max-model-len 7", LAPTOP, "--max-model-len", "less than 8"),
     ("--block-size 48", LAPTOP, "--block-size", "48"),
     ("--gpu-memory-utilization 1.5", SERVER, "--gpu-memory-utilization", "(0, 1]"),
     ("--gpu-memory-utilization nan", SERVER, "--gpu-memory-utilization", "(0, 1]"),

@@ -9,7 +9,6 @@ that traffic can reach is run once (`warmup`), and only then is the engine ready
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 import tokenspeed_cc
+from tokenspeed.config.flags import FlagError
 from tokenspeed.config.hardware import Hardware
 from tokenspeed.config.model import ModelConfig
 from tokenspeed.config.model_source import ModelSource
@@ -36,6 +36,7 @@ from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.warmup import warm_up
 from tokenspeed.models import load_model
 from tokenspeed.sampling import Sampler, SamplerConfig
+from tokenspeed_kernel.registry import KernelError, parse_overrides, set_overrides
 
 logger = logging.getLogger("tokenspeed.engine")
 
@@ -93,9 +94,10 @@ def build(
 
 def prepare_device(device: DeviceConfig) -> None:
     """Process-wide settings of the libraries below: threads, kernel overrides, precision."""
-    if device.kernel_overrides:
-        joined = ",".join([*filter(None, [os.environ.get("TOKENSPEED_KERNEL_OVERRIDES")]), *device.kernel_overrides])
-        os.environ["TOKENSPEED_KERNEL_OVERRIDES"] = joined
+    try:
+        set_overrides(parse_overrides(",".join(device.kernel_overrides)))
+    except KernelError as error:
+        raise FlagError("--kernel-override", str(error)) from None
     torch.set_num_threads(device.num_threads)
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = False

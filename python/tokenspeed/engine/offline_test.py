@@ -251,6 +251,12 @@ def test_a_pool_without_room_names_the_flag(start_engine: StartEngine) -> None:
         start_engine(max_total_tokens=None, kv_cache_gib=1e-7)
 
 
+@pytest.mark.parametrize("override", ["attention.paged=nope", "nope=x", "foo"])
+def test_a_kernel_that_does_not_exist_is_refused_by_flag(start_engine: StartEngine, override: str) -> None:
+    with pytest.raises(FlagError, match="--kernel-override"):
+        start_engine(kernel_override=override)
+
+
 def test_sampling_params_may_differ_by_prompt_but_must_be_as_many(start_engine: StartEngine) -> None:
     engine = start_engine()
     short, long = SamplingParams(max_new_tokens=2, ignore_eos=True), SamplingParams(max_new_tokens=5, ignore_eos=True)

@@ -43,7 +43,8 @@ def warm_up(loop: EngineLoop, config: Config) -> None:
     """Raises EngineFault when a request does not come back whole."""
     started_s = time.monotonic()
     limits = config.scheduler
-    longest = limits.max_model_len - 3
+    # A prompt that the context and the pool have room for, with its two tokens of output.
+    longest = min(limits.max_model_len, loop.scheduler.load().total_blocks * limits.block_size) - 3
     loop.log.muted = True
     _run(loop, config, [min(12, longest)], _VARIANTS[:1])
     if config.device.device != "cpu":
