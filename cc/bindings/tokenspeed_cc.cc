@@ -53,12 +53,27 @@ std::vector<int32_t> Copy(const TokenArray& array, const char* field) {
   return {array.data(), array.data() + array.size()};
 }
 
+constexpr const char* kRoleNames[] = {"fused", "prefill", "decode"};
+constexpr const char* kPauseNames[] = {"abort", "wait", "keep"};
+
+// The index of `name` in `names`, as the enum that they spell.
+template <class Enum, size_t N>
+Enum Parse(const char* field, const std::string& name, const char* const (&names)[N]) {
+  for (size_t i = 0; i < N; ++i) {
+    if (name == names[i]) return static_cast<Enum>(i);
+  }
+  throw py::value_error(std::string(field) + " is unknown: " + name);
+}
+
+Role ParseRole(const std::string& name) { return Parse<Role>("role", name, kRoleNames); }
+
 void BindConfig(py::module_& m) {
   py::class_<SchedulerConfig>(m, "SchedulerConfig")
       .def(py::init([](int32_t num_blocks, int32_t block_size, int32_t max_num_seqs,
                        int32_t max_model_len, int32_t max_batched_tokens, bool chunked_prefill,
                        int32_t overlap_depth, int32_t verify_width, int32_t max_decode_gap_tokens,
-                       bool enable_prefix_caching, std::vector<int32_t> eos_token_ids) {
+                       bool enable_prefix_caching, std::vector<int32_t> eos_token_ids,
+                       const std::string& role, int32_t num_host_blocks) {
              return SchedulerConfig{num_blocks,
                                     block_size,
                                     max_num_seqs,
@@ -69,12 +84,15 @@ void BindConfig(py::module_& m) {
                                     verify_width,
                                     max_decode_gap_tokens,
                                     enable_prefix_caching,
-                                    std::move(eos_token_ids)};
+                                    std::move(eos_token_ids),
+                                    ParseRole(role),
+                                    num_host_blocks};
            }),
            py::kw_only(), py::arg("num_blocks"), py::arg("block_size"), py::arg("max_num_seqs"),
            py::arg("max_model_len"), py::arg("max_batched_tokens"), py::arg("chunked_prefill"),
            py::arg("overlap_depth"), py::arg("verify_width"), py::arg("max_decode_gap_tokens"),
-           py::arg("enable_prefix_caching"), py::arg("eos_token_ids"))
+           py::arg("enable_prefix_caching"), py::arg("eos_token_ids"), py::arg("role") = "fused",
+           py::arg("num_host_blocks") = 0)
       .def_readonly("num_blocks", &SchedulerConfig::num_blocks)
       .def_readonly("block_size", &SchedulerConfig::block_size)
       .def_readonly("max_num_seqs", &SchedulerConfig::max_num_seqs)
@@ -85,7 +103,10 @@ void BindConfig(py::module_& m) {
       .def_readonly("verify_width", &SchedulerConfig::verify_width)
       .def_readonly("max_decode_gap_tokens", &SchedulerConfig::max_decode_gap_tokens)
       .def_readonly("enable_prefix_caching", &SchedulerConfig::enable_prefix_caching)
-      .def_readonly("eos_token_ids", &SchedulerConfig::eos_token_ids);
+      .def_readonly("eos_token_ids", &SchedulerConfig::eos_token_ids)
+      .def_property_readonly(
+          "role", [](const SchedulerConfig& c) { return kRoleNames[static_cast<size_t>(c.role)]; })
+      .def_readonly("num_host_blocks", &SchedulerConfig::num_host_blocks);
 
   py::class_<RequestSpec>(m, "RequestSpec")
       .def(py::init([](int64_t request_id, const TokenArray& token_ids, int32_t max_new_tokens,
@@ -184,6 +205,20 @@ void BindReports(py::module_& m) {
       .def_readonly("free_blocks", &Load::free_blocks)
       .def_readonly("total_blocks", &Load::total_blocks);
 
+  m.attr("TRANSFER_STORE") = static_cast<int>(TransferKind::kStore);
+  m.attr("TRANSFER_LOAD") = static_cast<int>(TransferKind::kLoad);
+  m.attr("TRANSFER_SEND") = static_cast<int>(TransferKind::kSend);
+  m.attr("TRANSFER_RECEIVE") = static_cast<int>(TransferKind::kReceive);
+  py::class_<Transfer> transfer(m, "Transfer");
+  transfer.def_readonly("transfer_id", &Transfer::id)
+      .def_property_readonly("kind", [](const Transfer& t) { return static_cast<int>(t.kind); })
+      .def_readonly("request_id", &Transfer::request_id)
+      .def_readonly("slot", &Transfer::slot)
+      .def_readonly("first_token", &Transfer::first_token)
+      .def_readonly("num_tokens", &Transfer::num_tokens);
+  DefView(transfer, "device_blocks", &Transfer::device_blocks);
+  DefView(transfer, "host_blocks", &Transfer::host_blocks);
+
   py::class_<BlockStored>(m, "BlockStored")
       .def_readonly("block_hash", &BlockStored::hash)
       .def_property_readonly("parent_hash",
@@ -245,6 +280,22 @@ void BindScheduler(py::module_& m) {
              const BlockTables& tables = self.cast<const Scheduler&>().tables();
              return View(tables.cells().data(), {tables.num_slots(), tables.num_columns()}, self);
            })
+      .def("transfers", &Scheduler::TakeTransfers)
+      .def(
+          "settle_transfer",
+          [](Scheduler& s, int64_t id, bool ok, int32_t first_token) {
+            auto outcome = s.SettleTransfer(id, ok, first_token);
+            Raise(outcome.ok() ? Status::Ok() : outcome.status());
+            return std::const_pointer_cast<Outcome>(outcome.value());
+          },
+          py::arg("transfer_id"), py::arg("ok"), py::arg("first_token"))
+      .def(
+          "pause",
+          [](Scheduler& s, const std::string& mode) {
+            return s.Pause(Parse<PauseMode>("pause mode", mode, kPauseNames));
+          },
+          py::arg("mode"))
+      .def("resume", &Scheduler::Resume)
       .def("has_work", &Scheduler::HasWork)
       .def("load", &Scheduler::load)
       .def("check", &Scheduler::CheckInvariants, NoGil())

@@ -20,7 +20,7 @@ FINISH_LENGTH: int  # 2: max_new_tokens
 FINISH_ABORT: int  # 3
 
 class SchedulerConfig:
-    """What the scheduler is told once. Every field is required; `Scheduler(config)` raises ValueError by field name."""
+    """What the scheduler is told once; `Scheduler(config)` raises ValueError by field name."""
 
     num_blocks: int
     """Blocks of the device pool including block 0, which is never handed out: padding rows write there."""
@@ -43,6 +43,10 @@ class SchedulerConfig:
     Without chunked prefill a prompt that does not fit beside the decodes gets one step of its own."""
     enable_prefix_caching: bool
     eos_token_ids: list[int]
+    role: str
+    """"fused"; "prefill": a request ends when its KV was sent; "decode": its KV is received before it decodes."""
+    num_host_blocks: int
+    """Blocks of the host tier, numbered from 1; 0: there is none. Needs enable_prefix_caching."""
 
     def __init__(
         self,
@@ -58,6 +62,8 @@ class SchedulerConfig:
         max_decode_gap_tokens: int,
         enable_prefix_caching: bool,
         eos_token_ids: list[int],
+        role: str = "fused",
+        num_host_blocks: int = 0,
     ) -> None: ...
 
 class RequestSpec:
@@ -109,7 +115,7 @@ class Plan:
         """[sum of query_lens of the prefill rows] in row order. Decode rows read their token on the device."""
     @property
     def new_slots(self) -> NDArray[np.int32]:
-        """[N] slots that got a new request in this step: set up sampling state before it runs. A request that was
+        """[N] slots whose request has its first row here: set up sampling state before it runs. A request that was
         retracted comes back here; its prefill row then covers prompt and output so far."""
     @property
     def new_slot_request_ids(self) -> NDArray[np.int64]:
@@ -212,6 +218,36 @@ class RequestCounters:
     def num_sampling_rows(self) -> int:
         """Rows that sampled for it; completion_tokens divided by it is the accepted length."""
 
+TRANSFER_STORE: int  # 0: device_blocks to host_blocks
+TRANSFER_LOAD: int  # 1: host_blocks to device_blocks; the request waits for it
+TRANSFER_SEND: int  # 2: tokens [0, num_tokens) of the slot go to the decode engine
+TRANSFER_RECEIVE: int  # 3: tokens [first_token, num_tokens) come into the slot's blocks from the prefill engine
+
+class Transfer:
+    """A copy of KV to carry out beside the steps. Everything it touches is held until settle_transfer()."""
+
+    @property
+    def transfer_id(self) -> int: ...
+    @property
+    def kind(self) -> int:
+        """TRANSFER_*"""
+    @property
+    def request_id(self) -> int:
+        """-1 for a store."""
+    @property
+    def slot(self) -> int:
+        """Row of the block tables; -1 for a store."""
+    @property
+    def first_token(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def device_blocks(self) -> NDArray[np.int32]:
+        """[n], of a store or a load, pairwise with host_blocks."""
+    @property
+    def host_blocks(self) -> NDArray[np.int32]:
+        """[n]"""
+
 class BlockStored:
     """A full block became reusable. Its parent was stored before it."""
 
@@ -245,6 +281,18 @@ class Scheduler:
         """Settles the oldest step in flight. token_ids [R, W] with any W >= 1, num_tokens [R]: how many of a row's
         tokens were accepted, 1..query_len for a decode row, 1 for a last chunk; rows that do not sample and rows
         of requests that ended meanwhile are ignored. Raises ValueError: not the oldest step, shapes, counts."""
+    def transfers(self) -> list[Transfer]:
+        """Copies to carry out, each told once. Take them after every plan() (None too), advance() and
+        settle_transfer(). Empty unless role or num_host_blocks ask for them."""
+    def settle_transfer(self, transfer_id: int, ok: bool, first_token: int) -> Outcome:
+        """How a transfer went, in any order; a late one is settled as failed, once nothing writes any more.
+        first_token is the prefill engine's sampled token for a receive that went well, -1 otherwise. Failed: a store
+        is forgotten, a load is computed instead, a send or receive ends its request with FINISH_ABORT. Raises
+        ValueError: not in flight, no first_token."""
+    def pause(self, mode: str) -> list[Ended]:
+        """"abort": every request ends now, their ends are returned. "wait": who runs goes on, nobody is admitted.
+        "keep": nothing is planned. Submitting goes on. Raises ValueError: unknown mode."""
+    def resume(self) -> None: ...
     def block_tables(self) -> NDArray[np.int32]:
         """[num_slots, ceil(max_model_len / block_size)], a live read-only view. While a request lives in a row its
         cells are only appended; the row is not used again while a step in flight reads it."""

@@ -123,9 +123,17 @@ void PrefixIndex::Insert(BlockId parent, const Identity& identity, BlockRef bloc
   ++epoch_;
   if (node.num_tokens < block_size_) return;
   node.next_in_bucket = std::exchange(Bucket(hash), id);
+  if (records_stored_) stored_.push_back(CursorAt(id, 0));
   if (!events_.enabled()) return;
   const uint64_t parent_hash = parent.valid() ? at(parent).hash : identity.RootHash();
   events_.Add(BlockStored{hash, parent_hash, parent.valid(), {tokens.begin(), tokens.end()}});
+}
+
+PrefixIndex::Description PrefixIndex::Describe(BlockId id) const {
+  const Node& node = at(id);
+  const uint64_t parent_hash =
+      node.parent.valid() ? at(node.parent).hash : node.identity.RootHash();
+  return {node.identity, node.hash, parent_hash, TokensOf(id)};
 }
 
 void PrefixIndex::LinkChild(BlockId parent, BlockId child) {

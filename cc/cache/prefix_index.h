@@ -96,6 +96,18 @@ class PrefixIndex {
   void PublishTail(BlockId parent, const Identity& identity, BlockRef block,
                    std::span<const int32_t> tokens);
 
+  // What a full block stands for, for a copy of it elsewhere.
+  struct Description {
+    const Identity& identity;
+    uint64_t hash;
+    uint64_t parent_hash;
+    std::span<const int32_t> tokens;
+  };
+  Description Describe(BlockId node) const;
+  // From now on remembers every full block that is published, for TakeStored().
+  void RecordStored() { records_stored_ = true; }
+  std::vector<PrefixCursor> TakeStored() { return std::exchange(stored_, {}); }
+
   // Takes the least recently used idle leaf out. Empty when every block is in use.
   BlockRef EvictOldest();
   // Empties the index. Only allowed when nothing is pinned.
@@ -148,6 +160,8 @@ class PrefixIndex {
   std::map<Identity, BlockId> first_of_root_;
   EvictOrder evict_order_;
   KvEventLog events_;
+  std::vector<PrefixCursor> stored_;
+  bool records_stored_ = false;
   uint64_t clock_ = 0;
   uint64_t epoch_ = 0;
   int32_t num_cached_ = 0;

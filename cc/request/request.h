@@ -61,12 +61,14 @@ struct Request {
   int32_t settled = 0;
   int32_t rows_in_flight = 0;
   int32_t samples_in_flight = 0;
-  StepId last_step;         // newest step with a row of it
-  int64_t passed_by = 0;    // times a later request was admitted before it, by longer prefix
-  bool is_delayed = false;  // could have decoded in the newest step and had no row
-  uint64_t root = 0;        // hash of its identity, when it was last matched
-  uint64_t claimed = 0;     // the block hash it is known to be computing; 0: none
-  PrefixCursor hit;         // longest prefix found so far, while it waits
+  int64_t transfer = -1;        // the one in flight for it
+  StepId last_step;             // newest step with a row of it
+  int64_t passed_by = 0;        // times a later request was admitted before it, by longer prefix
+  bool is_new_in_slot = false;  // has a slot, and had no row in it yet
+  bool is_delayed = false;      // could have decoded in the newest step and had no row
+  uint64_t root = 0;            // hash of its identity, when it was last matched
+  uint64_t claimed = 0;         // the block hash it is known to be computing; 0: none
+  PrefixCursor hit;             // longest prefix found so far, while it waits
   RequestCounters counters;
 
   // Tokens of the sequence once everything in flight has settled.

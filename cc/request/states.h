@@ -27,7 +27,15 @@ struct MoveOnly {
 };
 
 struct Submitted : MoveOnly {};  // queued; owns nothing
-struct Prefilling : MoveOnly {   // part of its tokens is not yet in a step
+struct Restoring : MoveOnly {    // part of its KV is on the way back from the host tier
+  explicit Restoring(Residence r) : home(std::move(r)) {}
+  Residence home;
+};
+struct RemotePrefilling : MoveOnly {  // its KV is computed by a prefill engine and on the way here
+  explicit RemotePrefilling(Residence r) : home(std::move(r)) {}
+  Residence home;
+};
+struct Prefilling : MoveOnly {  // part of its tokens is not yet in a step
   explicit Prefilling(Residence r) : home(std::move(r)) {}
   Residence home;
 };
@@ -38,6 +46,10 @@ struct AwaitingFirstToken
 };
 struct Decoding : MoveOnly {
   explicit Decoding(Residence r) : home(std::move(r)) {}
+  Residence home;
+};
+struct Sending : MoveOnly {  // prefilled here; its decode engine is fetching the KV
+  explicit Sending(Residence r) : home(std::move(r)) {}
   Residence home;
 };
 struct Retracted : MoveOnly {
@@ -51,13 +63,25 @@ struct Finished : MoveOnly {
   Finish cause;
 };
 
-using State = std::variant<Submitted, Prefilling, AwaitingFirstToken, Decoding, Retracted,
-                           Finishing, Finished>;
+using State = std::variant<Submitted, Restoring, RemotePrefilling, Prefilling, AwaitingFirstToken,
+                           Decoding, Sending, Retracted, Finishing, Finished>;
 
 namespace event {
 struct Admit {  // room was found: slot, shared prefix, private blocks
   Residence home;
 };
+struct Restore {  // as Admit, and blocks of the prefix are being loaded from the host tier
+  Residence home;
+};
+struct Restored {};
+struct RestoreFailed {};
+struct Receive {  // as Admit, and a prefill engine fills the blocks
+  Residence home;
+};
+struct Received {};
+struct Send {};             // the first token settled on a prefill engine
+struct Sent {};             // the decode engine has it all
+struct PeerFailed {};       // the other engine of a remote transfer is gone or late
 struct PromptScheduled {};  // the last chunk of the known tokens went into a step
 struct TokenSettled {};     // a sampled token came back and the request goes on
 struct Retract {};          // blocks ran out

@@ -15,6 +15,30 @@ namespace tokenspeed {
 inline Prefilling On(Submitted&&, event::Admit e) { return Prefilling(std::move(e.home)); }
 inline Prefilling On(Retracted&&, event::Admit e) { return Prefilling(std::move(e.home)); }
 
+inline Restoring On(Submitted&&, event::Restore e) { return Restoring(std::move(e.home)); }
+inline Restoring On(Retracted&&, event::Restore e) { return Restoring(std::move(e.home)); }
+inline Prefilling On(Restoring&& s, event::Restored) { return Prefilling(std::move(s.home)); }
+inline Departure<Retracted> On(Restoring&& s, event::RestoreFailed) {
+  return {{}, std::move(s.home)};
+}
+
+inline RemotePrefilling On(Submitted&&, event::Receive e) {
+  return RemotePrefilling(std::move(e.home));
+}
+inline AwaitingFirstToken On(RemotePrefilling&& s, event::Received) {
+  return AwaitingFirstToken(std::move(s.home));
+}
+inline Departure<Finishing> On(RemotePrefilling&& s, event::PeerFailed) {
+  return {Finishing(Finish::kAbort), std::move(s.home)};
+}
+inline Sending On(AwaitingFirstToken&& s, event::Send) { return Sending(std::move(s.home)); }
+inline Departure<Finishing> On(Sending&& s, event::Sent) {
+  return {Finishing(Finish::kLength), std::move(s.home)};
+}
+inline Departure<Finishing> On(Sending&& s, event::PeerFailed) {
+  return {Finishing(Finish::kAbort), std::move(s.home)};
+}
+
 inline AwaitingFirstToken On(Prefilling&& s, event::PromptScheduled) {
   return AwaitingFirstToken(std::move(s.home));
 }
@@ -48,6 +72,15 @@ inline Departure<Finishing> On(AwaitingFirstToken&& s, event::Abort) {
   return {Finishing(Finish::kAbort), std::move(s.home)};
 }
 inline Departure<Finishing> On(Decoding&& s, event::Abort) {
+  return {Finishing(Finish::kAbort), std::move(s.home)};
+}
+inline Departure<Finishing> On(Restoring&& s, event::Abort) {
+  return {Finishing(Finish::kAbort), std::move(s.home)};
+}
+inline Departure<Finishing> On(RemotePrefilling&& s, event::Abort) {
+  return {Finishing(Finish::kAbort), std::move(s.home)};
+}
+inline Departure<Finishing> On(Sending&& s, event::Abort) {
   return {Finishing(Finish::kAbort), std::move(s.home)};
 }
 inline Finishing On(Retracted&&, event::Abort) { return Finishing(Finish::kAbort); }

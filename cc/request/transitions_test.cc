@@ -11,21 +11,25 @@
 namespace tokenspeed {
 namespace {
 
+// clang-format off
 constexpr int _ = kNoTransition;
-enum : int { kSubmitted, kPrefilling, kAwaiting, kDecoding, kRetracted, kFinishing, kFinished };
+enum : int { kSubm, kRest, kRemo, kPref, kAwai, kDeco, kSend, kRetr, kFing, kDone };
 
-// The whole truth: a row a state, a column an event. A pair that is _ here does not compile in the
-// code.
-constexpr int kExpected[7][7] = {
-    //                Admit        PromptSch.  TokenSettled  Retract      Complete     Abort Drained
-    /* Submitted  */ {kPrefilling, _, _, _, _, kFinished, _},
-    /* Prefilling */ {_, kAwaiting, _, kRetracted, _, kFinishing, _},
-    /* Awaiting   */ {_, _, kDecoding, kRetracted, kFinishing, kFinishing, _},
-    /* Decoding   */ {_, _, kDecoding, kRetracted, kFinishing, kFinishing, _},
-    /* Retracted  */ {kPrefilling, _, kRetracted, _, kFinishing, kFinishing, _},
-    /* Finishing  */ {_, _, _, _, _, _, kFinished},
-    /* Finished   */ {_, _, _, _, _, _, _},
+// The whole truth: a row a state, a column an event. A pair that is _ here does not compile in the code.
+constexpr int kExpected[10][15] = {
+    //                        Admit  Restore Restored R.Failed Receive Received PromptS. TokenS. Send   Sent   PeerF. Retract Complete Abort  Drained
+    /* Submitted          */ {kPref, kRest,  _,       _,       kRemo,  _,       _,       _,      _,     _,     _,     _,      _,       kDone, _},
+    /* Restoring          */ {_,     _,      kPref,   kRetr,   _,      _,       _,       _,      _,     _,     _,     _,      _,       kFing, _},
+    /* RemotePrefilling   */ {_,     _,      _,       _,       _,      kAwai,   _,       _,      _,     _,     kFing, _,      _,       kFing, _},
+    /* Prefilling         */ {_,     _,      _,       _,       _,      _,       kAwai,   _,      _,     _,     _,     kRetr,  _,       kFing, _},
+    /* AwaitingFirstToken */ {_,     _,      _,       _,       _,      _,       _,       kDeco,  kSend, _,     _,     kRetr,  kFing,   kFing, _},
+    /* Decoding           */ {_,     _,      _,       _,       _,      _,       _,       kDeco,  _,     _,     _,     kRetr,  kFing,   kFing, _},
+    /* Sending            */ {_,     _,      _,       _,       _,      _,       _,       _,      _,     kFing, kFing, _,      _,       kFing, _},
+    /* Retracted          */ {kPref, kRest,  _,       _,       _,      _,       _,       kRetr,  _,     _,     _,     _,      kFing,   kFing, _},
+    /* Finishing          */ {_,     _,      _,       _,       _,      _,       _,       _,      _,     _,     _,     _,      _,       _,     kDone},
+    /* Finished           */ {_,     _,      _,       _,       _,      _,       _,       _,      _,     _,     _,     _,      _,       _,     _},
 };
+// clang-format on
 
 constexpr bool TableIsAsExpected() {
   for (size_t s = 0; s < kStateNames.size(); ++s) {
@@ -43,6 +47,7 @@ constexpr bool IsMoveOnly = std::is_move_constructible_v<S> && std::is_move_assi
                             !std::is_copy_constructible_v<S> && !std::is_copy_assignable_v<S>;
 
 TEST(Transitions, EveryStateIsMoveOnly) {
+  static_assert(IsMoveOnly<Restoring> && IsMoveOnly<RemotePrefilling> && IsMoveOnly<Sending>);
   static_assert(IsMoveOnly<Submitted> && IsMoveOnly<Prefilling> && IsMoveOnly<AwaitingFirstToken>);
   static_assert(IsMoveOnly<Decoding> && IsMoveOnly<Retracted> && IsMoveOnly<Finishing>);
   static_assert(IsMoveOnly<Finished> && IsMoveOnly<State>);

@@ -18,12 +18,13 @@ constexpr int kMaxScan = 64;
 
 }  // namespace
 
+bool Scheduler::HasSeat() const {
+  const size_t num_resident = prefilling_.size() + decoding_.size() + transferring_.size();
+  return static_cast<int32_t>(num_resident) < config_.max_num_seqs && cache_.slots().num_free() > 0;
+}
+
 void Scheduler::AdmitWaiting(Draft& draft) {
-  const auto has_seat = [&] {
-    return static_cast<int32_t>(prefilling_.size() + decoding_.size()) < config_.max_num_seqs &&
-           cache_.slots().num_free() > 0;
-  };
-  while (draft.prefill_budget > 0 && !waiting_.empty() && has_seat()) {
+  while (draft.prefill_budget > 0 && !waiting_.empty() && HasSeat()) {
     Request* request = PickCandidate();
     if (request == nullptr || !Admit(draft, *request)) return;
   }
@@ -35,6 +36,8 @@ Request* Scheduler::PickCandidate() {
   int num_runnable = 0;
   int num_seen = 0;
   for (const auto& [key, request] : waiting_) {
+    // While paused only those are let in that ran before, wherever they stand.
+    if (paused_ && !std::holds_alternative<Retracted>(request->state)) continue;
     if (++num_seen > kMaxScan || num_runnable == kPrefixWindow) break;
     if (front != nullptr && request->priority != front->priority) break;
     // A retracted request resumes from its last token, which is still on its way.
@@ -65,11 +68,21 @@ bool Scheduler::Admit(Draft& draft, Request& request) {
   const Identity identity = IdentityOf(request);
   const Content content = ContentOf(request);
   const int32_t num_tokens = request.log.size();
-  const PrefixHit hit{request.hit, cache_.FindTail(request.hit, identity, content, num_tokens - 1)};
+  const bool receives =
+      config_.role == Role::kDecode && std::holds_alternative<Submitted>(request.state);
+  const std::vector<BlockId> host_run =
+      receives ? std::vector<BlockId>() : FindHostRun(request, identity, content);
+  PrefixHit hit{request.hit, {}};
+  if (!receives && host_run.empty()) {
+    hit.tail = cache_.FindTail(request.hit, identity, content, num_tokens - 1);
+  }
+  const int32_t num_path = hit.path.num_blocks * config_.block_size;
+  const int32_t num_loaded = static_cast<int32_t>(host_run.size()) * config_.block_size;
+  const int32_t num_cached = num_path + hit.tail.num_tokens + num_loaded;
 
-  const bool whole = !config_.chunked_prefill && num_tokens <= config_.max_batched_tokens;
-  const int32_t cached = hit.path.num_blocks * config_.block_size + hit.tail.num_tokens;
-  if (whole && num_tokens - cached > draft.prefill_budget) {
+  const bool whole =
+      !config_.chunked_prefill && num_tokens <= config_.max_batched_tokens && !receives;
+  if (whole && num_tokens - num_cached > draft.prefill_budget) {
     prefill_turn_ = draft.num_tokens > 0;
     return false;
   }
@@ -79,24 +92,46 @@ bool Scheduler::Admit(Draft& draft, Request& request) {
   if (!moved_in) return false;
 
   waiting_.Remove(request);
-  request.scheduled = moved_in->num_cached_tokens;
-  request.settled = hit.path.num_blocks * config_.block_size;
+  request.is_new_in_slot = true;
+  request.scheduled = num_cached;
+  request.settled = num_path;
   if (request.counters.admitted_step < 0) {
     request.counters.admitted_step = next_step_;
-    request.counters.cached_tokens = moved_in->num_cached_tokens;
+    request.counters.cached_tokens = num_cached;
   }
-  Plan& plan = *draft.plan;
-  plan.new_slots.push_back(moved_in->residence.slot().value());
-  plan.new_slot_request_ids.push_back(request.id.value());
   if (moved_in->copy_to.valid()) {
-    plan.block_copies.push_back({moved_in->copy_from.value(), moved_in->copy_to.value()});
+    draft.plan->block_copies.push_back({moved_in->copy_from.value(), moved_in->copy_to.value()});
     draft.copy_sources.push_back(std::move(moved_in->copy_source));
   }
-  AdvanceAny<Submitted, Retracted>(request, event::Admit{std::move(moved_in->residence)});
-  prefilling_.push_back(&request);
+  if (receives) {
+    Advance<Submitted>(request, event::Receive{std::move(moved_in->residence)});
+    StartReceive(request);
+  } else if (!host_run.empty()) {
+    AdvanceAny<Submitted, Retracted>(request, event::Restore{std::move(moved_in->residence)});
+    StartLoad(request, host_run);
+  } else {
+    AdvanceAny<Submitted, Retracted>(request, event::Admit{std::move(moved_in->residence)});
+    prefilling_.push_back(&request);
+  }
   ClaimNextBlock(request);
-  PlanChunk(draft, request);
+  if (std::holds_alternative<Prefilling>(request.state)) PlanChunk(draft, request);
   return true;
+}
+
+std::vector<BlockId> Scheduler::FindHostRun(const Request& request, const Identity& identity,
+                                            const Content& content) const {
+  std::vector<BlockId> run;
+  if (!host_.enabled()) return run;
+  const auto block_size = static_cast<size_t>(config_.block_size);
+  const auto limit = static_cast<size_t>(request.log.size() - 1) / block_size;
+  for (auto i = static_cast<size_t>(request.hit.num_blocks); i < limit; ++i) {
+    const uint64_t parent = i == 0 ? identity.RootHash() : content.hashes[i - 1];
+    const BlockId block = host_.Find(identity, content.hashes[i], parent,
+                                     content.tokens.subspan(i * block_size, block_size));
+    if (!block.valid()) break;
+    run.push_back(block);
+  }
+  return run;
 }
 
 void Scheduler::ClaimNextBlock(Request& request) {
@@ -126,7 +161,8 @@ Request* Scheduler::YoungestResident() const {
 }
 
 bool Scheduler::BlocksWillReturn() const {
-  return std::ranges::any_of(tickets_, &Ticket::ReturnsBlocks);
+  return std::ranges::any_of(tickets_, &Ticket::ReturnsBlocks) ||
+         std::ranges::any_of(transfers_, [](const auto& t) { return t.second.ReturnsBlocks(); });
 }
 
 }  // namespace tokenspeed

@@ -29,12 +29,19 @@ void Scheduler::CheckBlocks() const {
       ++num_held;
     }
   };
-  for (const auto* residents : {&prefilling_, &decoding_}) {
+  for (const auto* residents : {&prefilling_, &decoding_, &transferring_}) {
     for (Request* request : *residents) visit(*HomeOf(request->state));
   }
   for (const Ticket& ticket : tickets_) {
     for (const Estate& estate : ticket.estates) visit(estate.residence);
   }
+  int32_t num_host_targets = 0;
+  for (const auto& [id, ticket] : transfers_) {
+    if (ticket.estate) visit(*ticket.estate);
+    num_host_targets += static_cast<int32_t>(ticket.host_targets.size());
+  }
+  host_.Check();
+  Check(host_.num_reserved() == num_host_targets, "free + reserved + stored host blocks == total");
   Check(pool.num_free() + num_held + cache_.index().num_cached() == pool.num_total(),
         "free + held + cached blocks == total");
   Check(cache_.slots().num_free() + num_homes == cache_.slots().num_slots(),
@@ -42,7 +49,10 @@ void Scheduler::CheckBlocks() const {
 }
 
 void Scheduler::CheckRequests() const {
-  const auto num_resident = prefilling_.size() + decoding_.size();
+  const auto num_resident = prefilling_.size() + decoding_.size() + transferring_.size();
+  for (const Request* request : transferring_) {
+    Check(request->transfer >= 0, "who waits for a transfer has one in flight");
+  }
   Check(live_.size() == num_resident + static_cast<size_t>(waiting_.size()),
         "a live request waits, prefills or decodes");
   Check(claims_.size() <= num_resident, "only residents claim blocks");
@@ -52,7 +62,8 @@ void Scheduler::CheckRequests() const {
   for (const auto& [id, request] : live_) rows_counted += request->rows_in_flight;
   for (const auto& request : leaving_) {
     Check(std::holds_alternative<Finishing>(request->state), "who leaves is finishing");
-    Check(request->rows_in_flight > 0, "who leaves has a row in flight");
+    Check(request->rows_in_flight > 0 || request->transfer >= 0,
+          "who leaves has a row or a transfer in flight");
     rows_counted += request->rows_in_flight;
   }
   int64_t rows_in_tickets = 0;
@@ -71,7 +82,7 @@ void Scheduler::CheckRequests() const {
     }
   }
   Check(rows_counted == rows_in_tickets, "rows in flight are counted right");
-  for (const auto* residents : {&prefilling_, &decoding_}) {
+  for (const auto* residents : {&prefilling_, &decoding_, &transferring_}) {
     for (Request* request : *residents) {
       const Residence& home = *HomeOf(request->state);
       Check(home.num_published() * config_.block_size <= request->settled,

@@ -68,6 +68,11 @@ Status Validate(const SchedulerConfig& config) {
   }
   if (config.num_blocks < 2)
     return Status::Invalid("num_blocks must be at least 2: block 0 is padding");
+  if (config.num_host_blocks < 0) return Status::Invalid("num_host_blocks must not be negative");
+  if (config.num_host_blocks > 0 && !config.enable_prefix_caching) {
+    return Status::Invalid(
+        "num_host_blocks needs enable_prefix_caching: the host tier holds prefixes");
+  }
   if (config.overlap_depth < 0) return Status::Invalid("overlap_depth must not be negative");
   const int64_t decode_tokens = int64_t{config.max_num_seqs} * config.verify_width;
   if (config.max_batched_tokens < decode_tokens) {

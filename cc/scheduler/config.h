@@ -13,6 +13,9 @@
 
 namespace tokenspeed {
 
+// What an engine does with a request: all of it, its prompt only, or its answer only.
+enum class Role : uint8_t { kFused = 0, kPrefill = 1, kDecode = 2 };
+
 struct SchedulerConfig {
   int32_t num_blocks;             // device pool, including block 0, which is never handed out
   int32_t block_size;             // tokens
@@ -25,6 +28,8 @@ struct SchedulerConfig {
   int32_t max_decode_gap_tokens;  // prefill tokens between two decode steps of a running request
   bool enable_prefix_caching;
   std::vector<int32_t> eos_token_ids;
+  Role role;
+  int32_t num_host_blocks;  // of the host tier; 0: there is none
 };
 
 Status Validate(const SchedulerConfig& config);

@@ -11,6 +11,7 @@ namespace tokenspeed {
 
 std::shared_ptr<const Plan> Scheduler::MakePlan() {
   if (static_cast<int32_t>(tickets_.size()) > config_.overlap_depth) return nullptr;
+  if (paused_ == PauseMode::kKeep) return nullptr;
   Draft draft;
   if (std::exchange(prefill_turn_, false)) {
     draft.prefill_budget = config_.max_batched_tokens;
@@ -25,6 +26,7 @@ std::shared_ptr<const Plan> Scheduler::MakePlan() {
   } else {
     for (Request* request : decoding_) NoteDelay(*request);
   }
+  if (host_.enabled()) StartStores();
   if (draft.rows.empty()) return nullptr;
   return Launch(std::move(draft));
 }
@@ -46,6 +48,7 @@ void Scheduler::PlanDecodes(Draft& draft) {
 }
 
 bool Scheduler::IsReadyToDecode(const Request& request) const {
+  if (config_.role == Role::kPrefill) return false;
   if (request.num_output_ahead() >= request.stop.max_new_tokens) return false;
   // How many of the drafted tokens a row keeps is known only when it settles; the next row starts
   // there.
@@ -92,6 +95,10 @@ void Scheduler::PlanChunk(Draft& draft, Request& request) {
   Advance<Prefilling>(request, event::PromptScheduled{});
   if (request.counters.prefill_done_step < 0) request.counters.prefill_done_step = next_step_;
   EraseFirst(prefilling_, &request);
+  InsertDecoding(request);
+}
+
+void Scheduler::InsertDecoding(Request& request) {
   const auto by_key = [](const Request* a, const Request* b) { return a->key < b->key; };
   decoding_.insert(std::upper_bound(decoding_.begin(), decoding_.end(), &request, by_key),
                    &request);
@@ -104,6 +111,10 @@ void Scheduler::AddRow(Draft& draft, Request& request, RowShape shape) {
   plan.query_lens.push_back(shape.query_len);
   plan.context_lens.push_back(request.scheduled);
   plan.samples.push_back(shape.samples ? 1 : 0);
+  if (std::exchange(request.is_new_in_slot, false)) {
+    plan.new_slots.push_back(plan.slots.back());
+    plan.new_slot_request_ids.push_back(request.id.value());
+  }
   draft.rows.push_back(
       {&request, request.scheduled, shape.query_len, shape.samples, shape.decodes});
   plan.num_decode_rows += shape.decodes ? 1 : 0;

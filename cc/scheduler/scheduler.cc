@@ -36,7 +36,10 @@ Result<std::unique_ptr<Scheduler>> Scheduler::Create(SchedulerConfig config) {
 Scheduler::Scheduler(SchedulerConfig config)
     : config_(std::move(config)),
       cache_(CacheConfig(config_)),
-      recent_(std::max(kMinRecentCounters, 2 * static_cast<size_t>(config_.max_num_seqs))) {}
+      host_(config_.num_host_blocks),
+      recent_(std::max(kMinRecentCounters, 2 * static_cast<size_t>(config_.max_num_seqs))) {
+  if (host_.enabled()) cache_.index().RecordStored();
+}
 
 Status Scheduler::Submit(RequestSpec spec) {
   if (Status status = Validate(spec, config_); !status.ok()) return status;
@@ -64,10 +67,10 @@ std::optional<Ended> Scheduler::Abort(RequestId id) {
   if (found == live_.end()) return std::nullopt;
   Request& request = *found->second;
   const Ended ended{id.value(), Finish::kAbort, request.counters};
-  recent_.Add(id, request.counters);
   if (std::holds_alternative<Submitted>(request.state)) {
     waiting_.Remove(request);
     Advance<Submitted>(request, event::Abort{});
+    recent_.Add(id, request.counters);
     live_.erase(found);
     return ended;
   }
@@ -75,17 +78,21 @@ std::optional<Ended> Scheduler::Abort(RequestId id) {
     waiting_.Remove(request);
     Advance<Retracted>(request, event::Abort{});
   } else {
-    Depart(request, LeaveFrom<Prefilling, AwaitingFirstToken, Decoding>(request, event::Abort{}));
+    Depart(
+        request,
+        LeaveFrom<Prefilling, AwaitingFirstToken, Decoding, Restoring, RemotePrefilling, Sending>(
+            request, event::Abort{}));
   }
-  leaving_.push_back(std::move(found->second));
-  live_.erase(found);
+  MoveToLeaving(request);
   DrainIfDone(request);
   return ended;
 }
 
 bool Scheduler::FlushCache() {
-  if (!tickets_.empty() || !prefilling_.empty() || !decoding_.empty()) return false;
+  const bool resident = !prefilling_.empty() || !decoding_.empty() || !transferring_.empty();
+  if (resident || !tickets_.empty() || !transfers_.empty()) return false;
   cache_.index().Clear();
+  host_.Clear();
   return true;
 }
 
@@ -93,7 +100,7 @@ Status Scheduler::SetWeightVersion(int64_t version) {
   if (version < 0) return Status::Invalid("weight version must not be negative");
   if (version == weight_version_) return Status::Ok();
   weight_version_ = version;
-  for (std::vector<Request*>* residents : {&prefilling_, &decoding_}) {
+  for (std::vector<Request*>* residents : {&prefilling_, &decoding_, &transferring_}) {
     for (Request* request : *residents) {
       claims_.Move(*request, 0);
       cache_.StopPublishing(*HomeOf(request->state));
@@ -102,15 +109,30 @@ Status Scheduler::SetWeightVersion(int64_t version) {
   for (Ticket& ticket : tickets_) {
     for (Estate& estate : ticket.estates) cache_.StopPublishing(estate.residence);
   }
+  for (auto& [id, ticket] : transfers_) {
+    if (ticket.estate) cache_.StopPublishing(*ticket.estate);
+  }
   for (const auto& [key, request] : waiting_) request->hit = {};
   return Status::Ok();
+}
+
+std::vector<Ended> Scheduler::Pause(PauseMode mode) {
+  paused_ = mode;
+  if (mode != PauseMode::kAbort) return {};
+  std::vector<RequestId> ids;
+  for (const auto& [id, request] : live_) ids.push_back(id);
+  std::ranges::sort(ids);
+  std::vector<Ended> ends;
+  for (const RequestId id : ids) ends.push_back(*Abort(id));
+  return ends;
 }
 
 Load Scheduler::load() const {
   const int32_t total = cache_.pool().num_total();
   const int32_t free = cache_.pool().num_free();
   const int32_t cached = cache_.index().num_idle();
-  return {.num_running = static_cast<int32_t>(prefilling_.size() + decoding_.size()),
+  return {.num_running =
+              static_cast<int32_t>(prefilling_.size() + decoding_.size() + transferring_.size()),
           .num_waiting = waiting_.size(),
           .active_blocks = total - free - cached,
           .cached_blocks = cached,

@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "cc/cache/kv_cache.h"
+#include "cc/cache/tier/host_tier.h"
+#include "cc/disagg/transfer.h"
 #include "cc/request/request.h"
 #include "cc/scheduler/claims.h"
 #include "cc/scheduler/config.h"
@@ -36,6 +38,13 @@ struct StepResult {
   std::span<const int32_t> num_tokens;
 };
 
+// What becomes of requests while generation is paused.
+enum class PauseMode : uint8_t {
+  kAbort = 0,  // every request ends now
+  kWait = 1,   // who runs goes on to its end, nobody new is admitted
+  kKeep = 2,   // everybody stays as it is; nothing is planned
+};
+
 class Scheduler {
  public:
   static Result<std::unique_ptr<Scheduler>> Create(SchedulerConfig config);
@@ -48,13 +57,23 @@ class Scheduler {
   // Takes the result of the oldest step in flight.
   Result<std::shared_ptr<const Outcome>> Settle(StepId step, const StepResult& result);
 
+  // Copies to carry out, each told once, in order. To be taken after every MakePlan and Settle,
+  // whatever they returned.
+  std::vector<Transfer> TakeTransfers() { return transfers_.TakeFresh(); }
+  // Says how a transfer went, in any order. `first_token` counts for a receive that went well.
+  Result<std::shared_ptr<const Outcome>> SettleTransfer(int64_t id, bool ok, int32_t first_token);
+
+  // Returns the ends that the mode caused. Submitting goes on; steps in flight settle as ever.
+  std::vector<Ended> Pause(PauseMode mode);
+  void Resume() { paused_.reset(); }
+
   // Forgets all cached prefixes; false, and nothing happens, while a request holds blocks.
   bool FlushCache();
   // Blocks computed from now on belong to `version`; requests that run through the change publish
   // nothing.
   Status SetWeightVersion(int64_t version);
 
-  bool HasWork() const { return !live_.empty() || !tickets_.empty(); }
+  bool HasWork() const { return !live_.empty() || !leaving_.empty() || !tickets_.empty(); }
   Load load() const;
   // Live requests, and those that ended lately.
   std::optional<RequestCounters> CountersOf(RequestId id) const;
@@ -80,6 +99,7 @@ class Scheduler {
   bool EnsureRoom(Request& request, int32_t num_tokens);
   void PlanPrefills(Draft& draft);
   void PlanChunk(Draft& draft, Request& request);
+  void InsertDecoding(Request& request);
   bool IsReadyToDecode(const Request& request) const;
   void AddRow(Draft& draft, Request& request, RowShape shape);
   std::shared_ptr<const Plan> Launch(Draft draft);
@@ -96,13 +116,31 @@ class Scheduler {
   Request* YoungestResident() const;
   bool BlocksWillReturn() const;
 
+  bool HasSeat() const;
+  std::vector<BlockId> FindHostRun(const Request& request, const Identity& identity,
+                                   const Content& content) const;
+  void StartLoad(Request& request, const std::vector<BlockId>& host_run);
+  void StartReceive(Request& request);
+
+  // transfers.cc
+  void StartStores();
+  void StartSend(Request& request);
+  void SettleStore(TransferTicket ticket, bool ok);
+  void SettleLoad(TransferTicket ticket, bool ok);
+  void SettleRemote(TransferTicket ticket, bool ok, int32_t first_token, Outcome& outcome);
+  void AcceptRemoteToken(Request& request, int32_t token, Outcome& outcome);
+
   // settle.cc
   Status ValidateResult(StepId step, const StepResult& result) const;
+  void Report(const Request& request, int32_t row, int32_t num_tokens, Finish finish,
+              Outcome& outcome);
   void SettleRow(const Row& row, int32_t row_number, const StepResult& result, Outcome& outcome);
   void Complete(Request& request, Finish cause);
   int32_t AcceptTokens(Request& request, std::span<const int32_t> tokens, Finish& finish);
   void PublishSettled(Request& request);
+  void MoveToLeaving(Request& request);
   void Depart(Request& request, Residence residence);
+  void MoveOut(Request& request, Residence residence);
   void DrainIfDone(Request& request);
 
   // check.cc
@@ -116,14 +154,19 @@ class Scheduler {
 
   const SchedulerConfig config_;
   KvCache cache_;  // outlives the requests and tickets that hold its blocks
+  HostTier host_;  // likewise
   std::unordered_map<RequestId, std::unique_ptr<Request>> live_;  // never iterated for a decision
   std::vector<std::unique_ptr<Request>> leaving_;                 // ended, with rows in flight
   WaitingQueue waiting_;
-  std::vector<Request*> prefilling_;  // in order of admission
-  std::vector<Request*> decoding_;    // in order of their keys
+  std::vector<Request*> prefilling_;    // in order of admission
+  std::vector<Request*> decoding_;      // in order of their keys
+  std::vector<Request*> transferring_;  // resident, and waiting for a transfer
   Claims claims_;
   std::deque<Ticket> tickets_;  // oldest first
+  TransferTable transfers_;
+  std::deque<PrefixCursor> to_store_;  // published, and not yet offered to the host tier
   RecentCounters recent_;
+  std::optional<PauseMode> paused_;
   int64_t next_step_ = 0;
   int64_t next_sequence_ = 0;
   int64_t weight_version_ = 0;

@@ -50,11 +50,7 @@ Result<std::shared_ptr<const Outcome>> Scheduler::Settle(StepId step, const Step
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
     SettleRow(ticket.rows[i], static_cast<int32_t>(i), result, *outcome);
   }
-  for (Estate& estate : ticket.estates) {
-    Request& request = *estate.request;
-    cache_.MoveOut(std::move(estate.residence), ContentOf(request),
-                   std::min(request.settled, request.log.size()));
-  }
+  for (Estate& estate : ticket.estates) MoveOut(*estate.request, std::move(estate.residence));
   for (const Row& row : ticket.rows) {
     if (std::holds_alternative<Finishing>(row.request->state)) DrainIfDone(*row.request);
   }
@@ -80,20 +76,28 @@ void Scheduler::SettleRow(const Row& row, int32_t row_number, const StepResult& 
     // Drafted positions that were not kept are written again by the next row.
     request.settled = request.scheduled = row.context_len + num_kept;
   }
+  if (config_.role == Role::kPrefill)
+    finish = Finish::kNone;  // where it ends is the decode engine's to say
+  Report(request, row_number, num_kept, finish, outcome);
+  if (finish == Finish::kNone) {
+    PublishSettled(request);
+    if (config_.role == Role::kPrefill) return StartSend(request);
+    AdvanceAny<AwaitingFirstToken, Decoding, Retracted>(request, event::TokenSettled{});
+  } else {
+    Complete(request, finish);
+  }
+}
+
+void Scheduler::Report(const Request& request, int32_t row, int32_t num_tokens, Finish finish,
+                       Outcome& outcome) {
   outcome.request_ids.push_back(request.id.value());
-  outcome.rows.push_back(row_number);
-  outcome.num_tokens.push_back(num_kept);
+  outcome.rows.push_back(row);
+  outcome.num_tokens.push_back(num_tokens);
   outcome.finish.push_back(static_cast<uint8_t>(finish));
   outcome.prompt_tokens.push_back(request.counters.prompt_tokens);
   outcome.completion_tokens.push_back(request.counters.completion_tokens);
   outcome.cached_tokens.push_back(request.counters.cached_tokens);
   outcome.matched_tokens.push_back(finish == Finish::kStop ? request.log.tokens().back() : -1);
-  if (finish == Finish::kNone) {
-    AdvanceAny<AwaitingFirstToken, Decoding, Retracted>(request, event::TokenSettled{});
-    PublishSettled(request);
-  } else {
-    Complete(request, finish);
-  }
 }
 
 int32_t Scheduler::AcceptTokens(Request& request, std::span<const int32_t> tokens, Finish& finish) {
@@ -111,13 +115,17 @@ int32_t Scheduler::AcceptTokens(Request& request, std::span<const int32_t> token
 }
 
 void Scheduler::Complete(Request& request, Finish cause) {
-  recent_.Add(request.id, request.counters);
   if (std::holds_alternative<Retracted>(request.state)) {
     waiting_.Remove(request);
     Advance<Retracted>(request, event::Complete{cause});
   } else {
     Depart(request, LeaveFrom<AwaitingFirstToken, Decoding>(request, event::Complete{cause}));
   }
+  MoveToLeaving(request);
+}
+
+void Scheduler::MoveToLeaving(Request& request) {
+  recent_.Add(request.id, request.counters);
   const auto found = live_.find(request.id);
   leaving_.push_back(std::move(found->second));
   live_.erase(found);
@@ -131,18 +139,27 @@ void Scheduler::PublishSettled(Request& request) {
 }
 
 void Scheduler::Depart(Request& request, Residence residence) {
-  if (!EraseFirst(decoding_, &request)) EraseFirst(prefilling_, &request);
-  claims_.Move(request, 0);
-  if (request.rows_in_flight == 0) {
-    return cache_.MoveOut(std::move(residence), ContentOf(request),
-                          std::min(request.settled, request.log.size()));
+  if (!EraseFirst(decoding_, &request) && !EraseFirst(prefilling_, &request)) {
+    EraseFirst(transferring_, &request);
   }
-  const auto at = static_cast<size_t>(request.last_step.value() - tickets_.front().plan->step_id);
-  tickets_[at].estates.push_back({&request, std::move(residence)});
+  claims_.Move(request, 0);
+  if (request.transfer >= 0) {
+    transfers_.Find(request.transfer)->estate = std::move(residence);
+  } else if (request.rows_in_flight > 0) {
+    const auto at = static_cast<size_t>(request.last_step.value() - tickets_.front().plan->step_id);
+    tickets_[at].estates.push_back({&request, std::move(residence)});
+  } else {
+    MoveOut(request, std::move(residence));
+  }
+}
+
+void Scheduler::MoveOut(Request& request, Residence residence) {
+  cache_.MoveOut(std::move(residence), ContentOf(request),
+                 std::min(request.settled, request.log.size()));
 }
 
 void Scheduler::DrainIfDone(Request& request) {
-  if (request.rows_in_flight > 0) return;
+  if (request.rows_in_flight > 0 || request.transfer >= 0) return;
   Advance<Finishing>(request, event::Drained{});
   std::erase_if(leaving_, [&](const auto& owned) { return owned.get() == &request; });
 }

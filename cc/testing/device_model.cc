@@ -23,7 +23,9 @@ uint64_t Next(uint64_t prefix, int32_t token) {
 DeviceModel::DeviceModel(const SchedulerConfig& config)
     : block_size_(config.block_size),
       width_(config.verify_width),
-      cells_(static_cast<size_t>(config.num_blocks) * static_cast<size_t>(config.block_size)) {}
+      cells_(static_cast<size_t>(config.num_blocks) * static_cast<size_t>(config.block_size)),
+      host_cells_(static_cast<size_t>(config.num_host_blocks + 1) *
+                  static_cast<size_t>(config.block_size)) {}
 
 void DeviceModel::Know(const RequestSpec& spec) {
   const uint64_t salt = HashCombine(17, static_cast<uint64_t>(spec.cache_salt));
@@ -31,6 +33,44 @@ void DeviceModel::Know(const RequestSpec& spec) {
       spec.id.value(),
       Sequence{HashCombine(salt, static_cast<uint64_t>(spec.adapter)), spec.token_ids});
 }
+
+void DeviceModel::Order(const Transfer& transfer, const BlockTables& tables) {
+  if (transfer.request_id >= 0) version_at_order_[transfer.request_id] = version_;
+  if (transfer.kind != TransferKind::kReceive) return;
+  // Where the blocks were when the order was given: a late write goes there, whoever has them by
+  // then.
+  std::vector<int32_t>& blocks = receiving_[transfer.id];
+  for (int32_t column = 0; column * block_size_ < transfer.num_tokens; ++column) {
+    blocks.push_back(tables.At(SlotId(transfer.slot), column));
+  }
+}
+
+void DeviceModel::Finish(const Transfer& transfer, bool ok) {
+  if (transfer.kind == TransferKind::kReceive) return FinishReceive(transfer, ok);
+  const bool stores = transfer.kind == TransferKind::kStore;
+  for (size_t i = 0; i < transfer.device_blocks.size(); ++i) {
+    for (int32_t k = 0; k < block_size_; ++k) {
+      Cell& device = cells_[static_cast<size_t>(transfer.device_blocks[i] * block_size_ + k)];
+      Cell& host = host_cells_[static_cast<size_t>(transfer.host_blocks[i] * block_size_ + k)];
+      (stores ? host : device) = ok ? (stores ? device : host) : Cell();
+    }
+  }
+}
+
+void DeviceModel::FinishReceive(const Transfer& transfer, bool ok) {
+  const std::vector<int32_t> blocks = std::move(receiving_.extract(transfer.id).mapped());
+  const Sequence& sequence = sequences_.at(transfer.request_id);
+  uint64_t prefix = sequence.root;
+  for (int32_t position = 0; position < transfer.num_tokens; ++position) {
+    prefix = Next(prefix, sequence.tokens[static_cast<size_t>(position)]);
+    if (position < transfer.first_token) continue;
+    const int32_t block = blocks[static_cast<size_t>(position / block_size_)];
+    cells_[static_cast<size_t>(block * block_size_ + position % block_size_)] =
+        ok ? Cell{prefix, version_} : Cell();
+  }
+}
+
+void DeviceModel::Sampled(int64_t id, int32_t token) { sequences_.at(id).tokens.push_back(token); }
 
 DeviceModel::Cell& DeviceModel::At(const BlockTables& tables, int32_t slot, int32_t position) {
   const int32_t block = tables.At(SlotId(slot), position / block_size_);
@@ -44,12 +84,16 @@ void DeviceModel::CheckContext(const Plan& plan, size_t row, const BlockTables& 
   const Sequence& sequence = sequences_.at(id);
   const auto& fresh = plan.new_slots;
   const bool is_new = std::find(fresh.begin(), fresh.end(), plan.slots[row]) != fresh.end();
+  // Weights may change between the order of a transfer and the first row that reads what it
+  // brought: then the request runs through the change like any other.
+  const auto ordered = version_at_order_.find(id);
+  const bool through = ordered != version_at_order_.end() && ordered->second != version_;
   uint64_t prefix = sequence.root;
   for (int32_t position = 0; position < plan.context_lens[row]; ++position) {
     prefix = Next(prefix, sequence.tokens[static_cast<size_t>(position)]);
     const Cell& cell = At(tables, plan.slots[row], position);
     if (cell.prefix != prefix) Fail("a row reads what is not its prefix", id, position);
-    if (is_new && cell.version != version_)
+    if (is_new && !through && cell.version != version_)
       Fail("a row reads what other weights wrote", id, position);
   }
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cc/cache/block_tables.h"
+#include "cc/disagg/transfer.h"
 #include "cc/scheduler/config.h"
 #include "cc/scheduler/plan.h"
 
@@ -28,6 +29,13 @@ class DeviceModel {
   // Makes a request known: what it starts from decides the content of its cells.
   void Know(const RequestSpec& spec);
   void SetWeightVersion(int64_t version) { version_ = version; }
+
+  // A transfer begins; then it ends. Only at its end its writes are seen; a failed one leaves
+  // rubbish where it wrote, a receive brings what the prefill engine computed.
+  void Order(const Transfer& transfer, const BlockTables& tables);
+  void Finish(const Transfer& transfer, bool ok);
+  // A token that was sampled elsewhere.
+  void Sampled(int64_t id, int32_t token);
 
   struct StepTokens {
     std::vector<int32_t> token_ids;  // [rows, width]
@@ -50,6 +58,7 @@ class DeviceModel {
     std::vector<int32_t> tokens;  // prompt and everything sampled so far
   };
 
+  void FinishReceive(const Transfer& transfer, bool ok);
   Cell& At(const BlockTables& tables, int32_t slot, int32_t position);
   void CheckContext(const Plan& plan, size_t row, const BlockTables& tables);
   void Write(const Plan& plan, size_t row, const BlockTables& tables,
@@ -60,7 +69,11 @@ class DeviceModel {
   int32_t width_;
   int64_t version_ = 0;
   std::vector<Cell> cells_;
+  std::vector<Cell> host_cells_;
   std::map<int64_t, Sequence> sequences_;
+  std::map<int64_t, std::vector<int32_t>> receiving_;
+  std::map<int64_t, int64_t>
+      version_at_order_;  // of a request whose prefix is brought by a transfer
 };
 
 template <class NextToken>

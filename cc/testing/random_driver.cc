@@ -50,6 +50,8 @@ SchedulerConfig ConfigFrom(const std::vector<uint8_t>& bytes) {
   config.max_decode_gap_tokens = knobs.Pick(1, 40);
   config.enable_prefix_caching = knobs.Pick(0, 7) != 0;
   config.eos_token_ids = {kEos};
+  config.role = static_cast<Role>(std::max(0, knobs.Pick(0, 5) - 3));
+  config.num_host_blocks = config.enable_prefix_caching ? std::max(0, knobs.Pick(0, 30) - 10) : 0;
   return config;
 }
 
@@ -81,13 +83,14 @@ class Run {
       case 8:
       case 9:
       case 10:
+        return Settle();
       case 11:
       case 12:
-        return Settle();
+        return SettleTransfer(move);
       case 13:
         return Abort(move);
       case 14:
-        return move.a % 4 == 0 ? Flush() : void();
+        return move.a % 4 == 0 ? Flush() : PauseOrResume(move);
       case 15:
         return move.a % 8 == 0 ? ChangeWeights(move) : void();
     }
@@ -102,16 +105,20 @@ class Run {
 
   // Lets everything run out: whatever happened before, all work must end.
   void Drain() {
+    Resume();
     for (int still = 0; scheduler_->HasWork();) {
       const bool planned = Plan_({0, 1, 0});
-      const bool settled = !in_flight_.empty();
-      if (settled) Settle();
+      const bool settled = !in_flight_.empty() || !copying_.empty();
+      Settle();
+      SettleTransfer({0, 1, 0});
       Check();
       still = planned || settled ? 0 : still + 1;
       Require(still < kMaxStillSteps, "work exists and nothing moves");
     }
     for (const auto& [id, request] : requests_)
       Require(request.num_ends == 1, "every request ends");
+    while (!copying_.empty()) SettleTransfer({0, 1, 0});
+    Check();
     Require(scheduler_->load().active_blocks == 0, "no block is held when nothing runs");
     Require(!mirror_->HasWork(), "the mirror ends with its twin");
   }
@@ -170,24 +177,25 @@ class Run {
     auto plan = scheduler_->MakePlan();
     const auto twin = mirror_->MakePlan();
     Require((plan == nullptr) == (twin == nullptr), "same events, same plans");
+    TakeTransfers();
     if (!plan) {
-      Require(!in_flight_.empty() || !scheduler_->HasWork(),
-              "with nothing in flight, work can be planned");
+      const bool waits = !in_flight_.empty() || !copying_.empty() || paused_;
+      Require(waits || !scheduler_->HasWork(), "with nothing in flight, work can be planned");
       return false;
     }
     RequireSame(*plan, *twin);
     CheckBudget(*plan);
     ++num_steps_;
     const int32_t accepted = 1 + move.a % config_.verify_width;
-    auto tokens =
-        device_.Run(*plan, scheduler_->tables(), accepted, [&](int64_t id, int64_t position) {
-          // Now and then the end of sequence; always the same for a request and a position.
-          const uint64_t noise =
-              HashCombine(static_cast<uint64_t>(id), static_cast<uint64_t>(position));
-          return noise % 16 == 0 ? kEos : static_cast<int32_t>(10 + noise % 50);
-        });
+    auto tokens = device_.Run(*plan, scheduler_->tables(), accepted, TokenFor);
     in_flight_.push_back({std::move(plan), std::move(tokens)});
     return true;
+  }
+
+  // Now and then the end of sequence; always the same for a request and a position.
+  static int32_t TokenFor(int64_t id, int64_t position) {
+    const uint64_t noise = HashCombine(static_cast<uint64_t>(id), static_cast<uint64_t>(position));
+    return noise % 16 == 0 ? kEos : static_cast<int32_t>(10 + noise % 50);
   }
 
   void RequireSame(const Plan& a, const Plan& b) {
@@ -224,14 +232,64 @@ class Run {
     const StepId id(step.plan->step_id);
     const auto outcome = scheduler_->Settle(id, result).value();
     (void)mirror_->Settle(id, result).value();
-    for (size_t i = 0; i < outcome->request_ids.size(); ++i) {
-      Known& request = requests_.at(outcome->request_ids[i]);
+    Take(*outcome);
+    TakeTransfers();
+  }
+
+  void Take(const Outcome& outcome) {
+    for (size_t i = 0; i < outcome.request_ids.size(); ++i) {
+      Known& request = requests_.at(outcome.request_ids[i]);
       Require(request.num_ends == 0, "nothing is told of a request after its end");
-      request.num_output += outcome->num_tokens[i];
-      request.num_ends += outcome->finish[i] != 0 ? 1 : 0;
-      Require(request.num_output == outcome->completion_tokens[i], "every token is emitted once");
+      request.num_output += outcome.num_tokens[i];
+      request.num_ends += outcome.finish[i] != 0 ? 1 : 0;
+      Require(request.num_output == outcome.completion_tokens[i], "every token is emitted once");
       Require(request.num_output <= request.max_new_tokens, "no more than max_new_tokens");
     }
+  }
+
+  void TakeTransfers() {
+    const auto twins = mirror_->TakeTransfers();
+    auto fresh = scheduler_->TakeTransfers();
+    Require(fresh.size() == twins.size(), "same events, same transfers");
+    for (size_t i = 0; i < fresh.size(); ++i) {
+      Require(fresh[i].id == twins[i].id && fresh[i].device_blocks == twins[i].device_blocks &&
+                  fresh[i].host_blocks == twins[i].host_blocks,
+              "same events, same transfers");
+      device_.Order(fresh[i], scheduler_->tables());
+      copying_.push_back(std::move(fresh[i]));
+    }
+  }
+
+  void SettleTransfer(const Move& move) {
+    if (copying_.empty()) return;
+    const auto at = copying_.begin() + move.a % static_cast<std::ptrdiff_t>(copying_.size());
+    const Transfer transfer = std::move(*at);
+    copying_.erase(at);
+    const bool ok = move.b % 8 != 7;
+    device_.Finish(transfer, ok);
+    int32_t first_token = -1;
+    if (transfer.kind == TransferKind::kReceive && ok) {
+      first_token = TokenFor(transfer.request_id, transfer.num_tokens);
+      device_.Sampled(transfer.request_id, first_token);
+    }
+    const auto outcome = scheduler_->SettleTransfer(transfer.id, ok, first_token).value();
+    (void)mirror_->SettleTransfer(transfer.id, ok, first_token).value();
+    Take(*outcome);
+    TakeTransfers();
+  }
+
+  void PauseOrResume(const Move& move) {
+    if (paused_) return Resume();
+    const auto mode = static_cast<PauseMode>(move.b % 3);
+    for (const Ended& end : scheduler_->Pause(mode)) requests_.at(end.request_id).num_ends += 1;
+    (void)mirror_->Pause(mode);
+    paused_ = true;
+  }
+
+  void Resume() {
+    scheduler_->Resume();
+    mirror_->Resume();
+    paused_ = false;
   }
 
   void Abort(const Move& move) {
@@ -264,6 +322,8 @@ class Run {
   std::unique_ptr<Scheduler> mirror_;
   DeviceModel device_;
   std::deque<InFlight> in_flight_;
+  std::vector<Transfer> copying_;
+  bool paused_ = false;
   std::map<int64_t, Known> requests_;
   int64_t next_id_ = 0;
   int64_t num_steps_ = 0;

@@ -39,7 +39,7 @@ TEST(RandomDriver, EveryInvariantHoldsAfterEveryMove) {
 TEST(RandomDriver, TwoSchedulersMakeTheSamePlansForALongLife) {
   const Report report = Replay(RandomScenario(2024, 40'000));
   EXPECT_FALSE(report.failure) << *report.failure;
-  EXPECT_GT(report.num_steps, 5'000);
+  EXPECT_GT(report.num_steps, 2'000);
 }
 
 TEST(RandomDriver, ShrinkKeepsAPassingScenarioPassing) {

@@ -53,6 +53,8 @@ class Sched {
   Sched& depth(int32_t steps) { return config_.overlap_depth = steps, *this; }
   Sched& width(int32_t tokens) { return config_.verify_width = tokens, *this; }
   Sched& gap(int32_t tokens) { return config_.max_decode_gap_tokens = tokens, *this; }
+  Sched& role(Role role) { return config_.role = role, *this; }
+  Sched& host_blocks(int32_t count) { return config_.num_host_blocks = count, *this; }
   Sched& no_cache() { return config_.enable_prefix_caching = false, *this; }
 
   Scheduler& get();
@@ -94,7 +96,9 @@ class Sched {
                           .verify_width = 1,
                           .max_decode_gap_tokens = 64,
                           .enable_prefix_caching = true,
-                          .eos_token_ids = {kEos}};
+                          .eos_token_ids = {kEos},
+                          .role = Role::kFused,
+                          .num_host_blocks = 0};
   std::unique_ptr<Scheduler> scheduler_;
   std::deque<std::shared_ptr<const Plan>> in_flight_;
   std::map<int64_t, std::vector<int32_t>> scripts_;

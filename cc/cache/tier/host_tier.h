@@ -76,12 +76,14 @@ class HostTier {
   // The copy into `block` is done: it becomes the entry for `key`, unless one came first.
   void Commit(BlockRef block, HostKey key);
   HostPin Pin(BlockId block);
-  // Forgets an entry whose content turned out unreadable. It must not be pinned.
-  void Drop(BlockId block);
+  // Forgets an entry whose content turned out unreadable, unless another reader still has it.
+  void DropIfIdle(BlockId block);
   // Forgets every entry that is not pinned.
   void Clear();
 
   int32_t num_total() const { return num_blocks_; }
+  // Blocks being copied into: neither free nor an entry.
+  int32_t num_reserved() const { return num_blocks_ - num_free() - num_entries(); }
   int32_t num_free() const { return pool_.num_free(); }
   int32_t num_entries() const { return static_cast<int32_t>(by_hash_.size()); }
   void Check() const;

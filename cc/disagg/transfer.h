@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+//
+// Copies of KV that run beside the steps: to and from the host tier, and between prefill and decode
+// engines. A `Transfer` is the order that the engine carries out; its `TransferTicket` holds
+// everything the copy touches until the engine says how it went: device blocks it reads, host
+// blocks it writes or reads, and the residence of a request that left meanwhile. So nothing under a
+// running copy is ever reused, and what arrived only in part is never published. Deadlines are the
+// engine's: it settles a late transfer as failed.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "cc/base/ids.h"
+#include "cc/cache/residence.h"
+#include "cc/cache/tier/host_tier.h"
+#include "cc/request/request.h"
+
+namespace tokenspeed {
+
+enum class TransferKind : uint8_t {
+  kStore = 0,    // device blocks to host blocks
+  kLoad = 1,     // host blocks to device blocks, for a request that waits for them
+  kSend = 2,     // a prefilled request's KV to its decode engine
+  kReceive = 3,  // a request's KV from its prefill engine
+};
+
+struct Transfer {
+  int64_t id;
+  TransferKind kind;
+  int64_t request_id;   // -1 for a store
+  int32_t slot;         // -1 for a store
+  int32_t first_token;  // send, receive: tokens [first_token, num_tokens) of the sequence
+  int32_t num_tokens;
+  std::vector<int32_t> device_blocks;  // store, load: pairwise with host_blocks
+  std::vector<int32_t> host_blocks;
+};
+
+struct TransferTicket {
+  TransferKind kind;
+  Request* request = nullptr;
+  std::optional<Residence> estate = {};  // of a request that left while the copy ran
+  std::vector<PathPin> device_sources = {};
+  std::vector<BlockRef> host_targets = {};
+  std::vector<HostKey> keys = {};
+  std::vector<HostPin> host_sources = {};
+
+  bool ReturnsBlocks() const { return estate.has_value() || !device_sources.empty(); }
+};
+
+class TransferTable {
+ public:
+  // Puts a transfer in flight and tells it to the engine once. Returns its id.
+  int64_t Start(Transfer order, TransferTicket ticket) {
+    order.id = next_id_++;
+    in_flight_.emplace(order.id, std::move(ticket));
+    fresh_.push_back(std::move(order));
+    return next_id_ - 1;
+  }
+  TransferTicket* Find(int64_t id) {
+    const auto found = in_flight_.find(id);
+    return found == in_flight_.end() ? nullptr : &found->second;
+  }
+  TransferTicket Take(int64_t id) { return std::move(in_flight_.extract(id).mapped()); }
+  std::vector<Transfer> TakeFresh() { return std::exchange(fresh_, {}); }
+
+  bool empty() const { return in_flight_.empty(); }
+  auto begin() const { return in_flight_.begin(); }
+  auto end() const { return in_flight_.end(); }
+  auto begin() { return in_flight_.begin(); }
+  auto end() { return in_flight_.end(); }
+
+ private:
+  int64_t next_id_ = 0;
+  std::map<int64_t, TransferTicket> in_flight_;
+  std::vector<Transfer> fresh_;
+};
+
+}  // namespace tokenspeed
