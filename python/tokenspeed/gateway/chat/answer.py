@@ -113,7 +113,8 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
         return pieces[0]
     last = pieces[-1]
     logprobs = [entry for piece in pieces for entry in piece.logprobs]
-    return Piece("".join([piece.text for piece in pieces]), logprobs, last.finish, last.matched)
+    token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
+    return Piece("".join([piece.text for piece in pieces]), logprobs, last.finish, last.matched, token_ids)
 
 
 def _tokens_of(batch: BatchTokenIDOutSlim, row: int, finish: str) -> Tokens:

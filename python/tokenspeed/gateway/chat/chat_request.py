@@ -56,6 +56,7 @@ async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
     check_room(request, [prompt], "messages", model.tokenizer.size, model.max_model_len)
     options = request.stream_options
     head = Head(f"chatcmpl-{request_id}", int(time.time()), model.name)
+    ids = prompt if request.return_token_ids else None
     include_usage = bool(options and (options.include_usage or options.continuous_usage_stats))
     return Job(
         request_id=head.id,
@@ -63,6 +64,7 @@ async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
         prompts=[prompt],
         params=params,
         max_tokens=params.max_new_tokens,
+        default_max_tokens=None,
         candidates=params.n,
         rules=TextRules(
             stop=params.stop,
@@ -72,7 +74,7 @@ async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
             min_tokens=params.min_new_tokens,
             logprobs=logprobs is not None,
         ),
-        format=ChatFormat(head, model.tokenizer, include_usage, logprobs is not None),
+        format=ChatFormat(head, model.tokenizer, include_usage, logprobs is not None, ids),
         stream=bool(request.stream),
         include_usage=include_usage,
         continuous_usage=bool(options and options.continuous_usage_stats),

@@ -293,6 +293,30 @@ def test_completions_stop_after_sixteen_tokens_unless_told_otherwise(client: ope
     assert answer.usage is not None and answer.usage.completion_tokens == 16
 
 
+def test_the_default_length_is_cut_to_the_room_that_a_prompt_leaves(gateway: RunningGateway) -> None:
+    for length, expected in ((8191, 1), (8185, 7)):
+        status, answer = gateway.post("/v1/completions", {"prompt": [token_id(65)] * length})
+        assert (status, answer["usage"]["completion_tokens"]) == (200, expected)
+    assert gateway.post("/v1/completions", {"prompt": [token_id(65)] * 8192})[0] == 400
+
+
+@pytest.mark.parametrize("stop", [None, ["ris"]])
+def test_token_ids_come_beside_the_text_whole_and_streamed(gateway: RunningGateway, stop: list[str] | None) -> None:
+    asked = {"return_token_ids": True, "max_tokens": 5, "stop": stop}
+    _, whole = gateway.post("/v1/completions", {"prompt": "Q: ", **asked})
+    choice = whole["choices"][0]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == (ids("Q: "), ids("Paris"))
+    events = [json.loads(e) for e in gateway.stream("/v1/completions", {"prompt": "Q: ", **asked})[:-1]]
+    deltas = [event["choices"][0] for event in events]
+    assert deltas[0]["prompt_token_ids"] == ids("Q: ")
+    assert [i for delta in deltas for i in delta.get("token_ids", [])] == ids("Paris")
+    _, chat = gateway.post("/v1/chat/completions", {"messages": MESSAGES, **asked})
+    assert chat["choices"][0]["token_ids"] == ids("Paris") and chat["prompt_token_ids"]
+    events = [json.loads(e) for e in gateway.stream("/v1/chat/completions", {"messages": MESSAGES, **asked})[:-1]]
+    assert events[0]["prompt_token_ids"] == chat["prompt_token_ids"]
+    assert [i for e in events for i in e["choices"][0].get("token_ids", [])] == ids("Paris")
+
+
 def test_completion_logprobs_are_columns_with_offsets(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="fake-model", prompt="x", logprobs=1, max_tokens=3)
     logprobs = answer.choices[0].logprobs

@@ -52,6 +52,8 @@ class Piece:
     finish: str
     matched: str | int | None
     """The stop string or token that ended the choice."""
+    token_ids: Sequence[int]
+    """The tokens that were taken, also those whose text is held back or cut away."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Choice:
         shown = ids[:-1] if tokens.finish == "stop" and ids and not self._rules.include_stop else ids
         if not self._by_token:
             self.num_tokens += len(ids)
-            return self._end(tokens, self._detokenizer.feed(shown), None)
+            return self._end(tokens, self._detokenizer.feed(shown), None, ids)
         text = ""
         for i, token_id in enumerate(shown):
             self.num_tokens += 1
@@ -106,9 +108,9 @@ class Choice:
             emitted, matched = self._match(decoded)
             text += emitted
             if matched is not None:
-                return self._end(tokens, text, matched)
+                return self._end(tokens, text, matched, ids[: i + 1])
         self.num_tokens += len(ids) - len(shown)
-        return self._end(tokens, text, None)
+        return self._end(tokens, text, None, ids)
 
     def _match(self, decoded: str) -> tuple[str, str | None]:
         if self.num_tokens <= self._rules.min_tokens:
@@ -117,7 +119,7 @@ class Choice:
         emitted, matched = self._matcher.feed(decoded)
         return (emitted + matched, matched) if matched is not None and self._rules.include_stop else (emitted, matched)
 
-    def _end(self, tokens: Tokens, text: str, matched: str | None) -> Piece:
+    def _end(self, tokens: Tokens, text: str, matched: str | None, taken: Sequence[int]) -> Piece:
         """Finish the piece: close the machines at the end, release logprobs that the text has reached."""
         if matched is None and tokens.finish:
             rest, matched = self._match(self._detokenizer.close())
@@ -127,8 +129,9 @@ class Choice:
         self.finish = "stop" if matched is not None else tokens.finish
         self._num_emitted += len(text)
         if not self._by_token:
-            return Piece(text, (), self.finish, tokens.matched)
-        return Piece(text, self._released(matched), self.finish, matched if matched is not None else tokens.matched)
+            return Piece(text, (), self.finish, tokens.matched, taken)
+        ended_by = matched if matched is not None else tokens.matched
+        return Piece(text, self._released(matched), self.finish, ended_by, taken)
 
     def _note_logprob(self, tokens: Tokens, i: int, token_id: int) -> None:
         if not self._rules.logprobs or i >= len(tokens.logprobs):

@@ -6,8 +6,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-import msgspec
-
 from tokenspeed.config.sampling import MAX_CHOICES
 from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.fields import SamplingFields, check_params, parse_body, sampling_params
@@ -18,6 +16,7 @@ from tokenspeed.gateway.http.errors import invalid
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for this endpoint: an endless text after a bare prompt is seldom wanted."""
 
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
@@ -36,9 +35,6 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
     request, _ = parse_body(body, CompletionRequest)
     model.check_name(request.model)
     _refuse_combinations(request)
-    if request.max_tokens is None and request.max_completion_tokens is None:
-        # OpenAI's default for this endpoint; an endless text after a bare prompt is seldom wanted.
-        request = msgspec.structs.replace(request, max_tokens=DEFAULT_MAX_TOKENS)
     params = sampling_params(request, model.tokenizer.facts.sampling_defaults, request.logprobs)
     check_params(params, request, model.tokenizer.size, model.max_model_len)
     candidates = _candidates(request, params.n)
@@ -47,6 +43,7 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
     echoes = [text for text in texts for _ in range(params.n)] if request.echo else [""] * len(texts) * params.n
     options = request.stream_options
     include_usage = bool(options and (options.include_usage or options.continuous_usage_stats))
+    ids = [prompt for prompt in prompts for _ in range(params.n)] if request.return_token_ids else None
     head = Head(f"cmpl-{request_id}", int(time.time()), model.name)
     if candidates > params.n and params.logprobs is None:
         params = replace(params, logprobs=0)  # what the candidates are compared by
@@ -56,6 +53,7 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
         prompts=prompts,
         params=params,
         max_tokens=params.max_new_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
         candidates=candidates,
         rules=TextRules(
             stop=params.stop,
@@ -65,7 +63,7 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
             min_tokens=params.min_new_tokens,
             logprobs=params.logprobs is not None,
         ),
-        format=CompletionFormat(head, model.tokenizer, include_usage, request.logprobs is not None, echoes),
+        format=CompletionFormat(head, model.tokenizer, include_usage, request.logprobs is not None, echoes, ids),
         stream=bool(request.stream),
         include_usage=include_usage,
         continuous_usage=bool(options and options.continuous_usage_stats),

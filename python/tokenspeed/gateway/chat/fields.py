@@ -50,6 +50,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
+    return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -111,8 +112,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prompt_embeds": ((), "prompts are text or token ids"),
     "truncate_prompt_tokens": ((), "prompts are never cut"),
     "detokenize": ((True,), "text is always returned"),
-    "return_token_ids": ((False,), "token ids are not returned"),
-    "return_tokens_as_token_ids": ((False,), "token ids are not returned"),
+    "return_tokens_as_token_ids": ((False,), "return_token_ids returns them beside the text"),
     "return_prompt_text": ((False,), "the prompt's text is not returned"),
     "spaces_between_special_tokens": ((True,), "text is returned as the model wrote it"),
     "thinking_budget": ((), "thinking is not limited"),

@@ -74,6 +74,8 @@ class _Base:
 
     def __init__(self, head: Head, tokenizer: Tokenizer, usage_in_stream: bool) -> None:
         self._tokenizer = tokenizer
+        self._returns_ids = False
+        self._extra: dict[str, Any] = {}
         self._created, self._id, self._model = head.created_s, head.id, head.model
         fields = {"id": head.id, "object": self.chunk_object, "created": head.created_s, "model": head.model}
         self._start = b"data: " + encode_json(fields)[:-1] + b',"choices":['
@@ -96,8 +98,16 @@ class _Base:
             "model": self._model,
             "choices": [self._choice(i, piece) for i, piece in enumerate(pieces)],
             "usage": msgspec.Raw(usage.as_json()),
+            **self._extra,
         }
         return encode_json(body)
+
+    def _has_delta(self, piece: Piece) -> bool:
+        return bool(piece.text or piece.logprobs or (self._returns_ids and piece.token_ids))
+
+    def _ids(self, piece: Piece) -> bytes:
+        """The tail of a delta's choice that carries its token ids."""
+        return b',"token_ids":' + encode_json(piece.token_ids) if self._returns_ids else b""
 
     def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
@@ -109,19 +119,31 @@ class ChatFormat(_Base):
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def __init__(self, head: Head, tokenizer: Tokenizer, usage_in_stream: bool, logprobs: bool) -> None:
+    def __init__(
+        self,
+        head: Head,
+        tokenizer: Tokenizer,
+        usage_in_stream: bool,
+        logprobs: bool,
+        prompt_ids: Sequence[int] | None,
+    ) -> None:
+        """prompt_ids: the prompt's tokens where the client asked for token ids, else None."""
         super().__init__(head, tokenizer, usage_in_stream)
         self._logprobs = logprobs
+        self._returns_ids = prompt_ids is not None
+        if prompt_ids is not None:
+            self._extra = {"prompt_token_ids": prompt_ids}
 
     def opening(self, choice: int, usage: bytes | None) -> bytes:
         """The delta that names the role."""
         delta = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % choice
-        return self._start + delta + self._close(usage)
+        extra = encode_json(self._extra)[1:-1]
+        return self._start + delta + (b"]," + extra + self._close(usage)[1:] if extra else self._close(usage))
 
     def events(self, choice: int, piece: Piece, usage: bytes | None) -> bytes:
         """A content delta when there is any, and the finish event at the end."""
         out = b""
-        if piece.text or piece.logprobs:
+        if self._has_delta(piece):
             logprobs = encode_json(self._entries(piece.logprobs)) if piece.logprobs else b"null"
             out = b"".join(
                 (
@@ -130,7 +152,9 @@ class ChatFormat(_Base):
                     encode_json(piece.text),
                     b'},"logprobs":',
                     logprobs,
-                    b',"finish_reason":null}',
+                    b',"finish_reason":null',
+                    self._ids(piece),
+                    b"}",
                     self._close(usage),
                 )
             )
@@ -152,6 +176,7 @@ class ChatFormat(_Base):
             "logprobs": self._entries(piece.logprobs) if self._logprobs else None,
             "finish_reason": piece.finish,
             "matched_stop": piece.matched,
+            **({"token_ids": piece.token_ids} if self._returns_ids else {}),
         }
 
     def _entries(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -176,23 +201,33 @@ class CompletionFormat(_Base):
     whole_object = "text_completion"
 
     def __init__(
-        self, head: Head, tokenizer: Tokenizer, usage_in_stream: bool, logprobs: bool, echoes: Sequence[str]
+        self,
+        head: Head,
+        tokenizer: Tokenizer,
+        usage_in_stream: bool,
+        logprobs: bool,
+        echoes: Sequence[str],
+        prompt_ids: Sequence[Sequence[int]] | None,
     ) -> None:
+        """prompt_ids: the prompt's tokens of each choice where the client asked for token ids, else None."""
         super().__init__(head, tokenizer, usage_in_stream)
         self._logprobs = logprobs
         self._echoes = echoes
+        self._prompt_ids = prompt_ids
+        self._returns_ids = prompt_ids is not None
 
     def opening(self, choice: int, usage: bytes | None) -> bytes:
         """The echo of the prompt, if it was asked for."""
         echo = self._echoes[choice]
-        return self._event(choice, echo, b"null", usage) if echo else b""
+        ids = b"" if self._prompt_ids is None else b',"prompt_token_ids":' + encode_json(self._prompt_ids[choice])
+        return self._event(choice, echo, b"null" + ids, usage) if echo or ids else b""
 
     def events(self, choice: int, piece: Piece, usage: bytes | None) -> bytes:
         """A text event when there is any, and the finish event at the end."""
         out = b""
-        if piece.text or piece.logprobs:
+        if self._has_delta(piece):
             logprobs = encode_json(self._columns(choice, piece.logprobs)) if piece.logprobs else b"null"
-            out = self._event(choice, piece.text, logprobs, usage)
+            out = self._event(choice, piece.text, logprobs + self._ids(piece), usage)
         if piece.finish:
             finish = {
                 "index": choice,
@@ -223,7 +258,13 @@ class CompletionFormat(_Base):
             "logprobs": self._columns(index, piece.logprobs) if self._logprobs else None,
             "finish_reason": piece.finish,
             "matched_stop": piece.matched,
+            **self._choice_ids(index, piece),
         }
+
+    def _choice_ids(self, index: int, piece: Piece) -> dict[str, Any]:
+        if self._prompt_ids is None:
+            return {}
+        return {"prompt_token_ids": self._prompt_ids[index], "token_ids": piece.token_ids}
 
     def _columns(self, choice: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         text_of = self._tokenizer.token_text

@@ -32,7 +32,9 @@ class Job:
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     max_tokens: int | None
-    """What was asked for; None: as many as there is room for."""
+    """What was asked for; None: `default_max_tokens`, or less where there is less room."""
+    default_max_tokens: int | None
+    """None: as many as there is room for."""
     candidates: int
     """Generated for each prompt; `params.n` of them are answered."""
     rules: TextRules
@@ -55,10 +57,15 @@ class Job:
             for choice in range(self.candidates):
                 number = p * self.candidates + choice
                 rid = f"{self.request_id}{suffix}" + (f"-{number}" if self.num_generations > 1 else "")
-                room = max(1, max_model_len - len(prompt)) if self.max_tokens is None else self.max_tokens
-                sampling = to_wire(self.params, derive_seed(seed, choice), room)
+                sampling = to_wire(self.params, derive_seed(seed, choice), self._length(prompt, max_model_len))
                 out.append(self._request(rid, prompt, sampling))
         return out
+
+    def _length(self, prompt: Sequence[int], max_model_len: int) -> int:
+        if self.max_tokens is not None:
+            return self.max_tokens
+        room = max(1, max_model_len - len(prompt))
+        return room if self.default_max_tokens is None else min(room, self.default_max_tokens)
 
     @property
     def _seeds(self) -> list[int]:

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT
+"""One server with the embedded model for the whole folder; tests that stop or break a server start their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.support.server import Server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with Server("--max-model-len", "2048", "--max-num-seqs", "16", "--max-total-tokens", "16384") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.base_url + "/v1", api_key="unused", max_retries=0, timeout=300)
+
+
+@pytest.fixture
+def model(client: openai.OpenAI) -> str:
+    """The served name, as `/v1/models` tells it."""
+    return client.models.list().data[0].id

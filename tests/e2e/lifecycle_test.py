@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""What happens when a client leaves, when the server is asked to stop, and when a process dies."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+
+import httpx
+import openai
+import psutil
+
+from tests.support.server import Server
+
+SMALL = ("--max-model-len", "1024", "--max-num-seqs", "16", "--max-total-tokens", "8192")
+
+
+def gauge(server: Server, name: str) -> float:
+    """The sum of a gauge over its label sets on /metrics."""
+    values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? ([0-9.e+-]+)$", server.get_text("/metrics"), re.MULTILINE)
+    assert values, f"{name} is not exported"
+    return sum(float(value) for value in values)
+
+
+def wait_until(condition: object, limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def long_stream(client: openai.OpenAI, model: str, max_tokens: int = 900) -> openai.Stream:
+    return client.completions.create(
+        model=model,
+        prompt="Count: one two three",
+        max_tokens=max_tokens,
+        temperature=1.0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+
+
+def test_a_client_that_leaves_frees_its_blocks(server: Server, client: openai.OpenAI, model: str) -> None:
+    streams = [long_stream(client, model) for _ in range(4)]
+    for stream in streams:
+        next(iter(stream))
+    assert wait_until(lambda: gauge(server, "tokenspeed:num_requests_running") >= 4, 10)
+    for stream in streams:
+        stream.close()
+    assert wait_until(lambda: gauge(server, "tokenspeed:num_requests_running") == 0, 20)
+    assert wait_until(lambda: gauge(server, "tokenspeed:kv_cache_usage_perc") == 0, 20)
+
+
+def test_a_client_that_leaves_before_the_answer_frees_its_blocks(server: Server, model: str) -> None:
+    body = {"model": model, "prompt": "Tell me everything.", "max_tokens": 900, "ignore_eos": True}
+    try:
+        httpx.post(server.base_url + "/v1/completions", json=body, timeout=1.0)
+    except httpx.TimeoutException:
+        pass
+    assert wait_until(lambda: gauge(server, "tokenspeed:num_requests_running") == 0, 20)
+    assert server.post("/v1/completions", {"prompt": "hi", "max_tokens": 2})[0] == 200
+
+
+def test_sigterm_turns_readiness_at_once_lets_streams_finish_and_exits_zero() -> None:
+    with Server(*SMALL, "--drain-timeout", "120") as own:
+        client = openai.OpenAI(base_url=own.base_url + "/v1", api_key="unused", max_retries=0)
+        model = client.models.list().data[0].id
+        results: list[tuple[int, str | None]] = []
+
+        def consume() -> None:
+            chunks = [chunk for chunk in long_stream(client, model, max_tokens=150) if chunk.choices]
+            results.append((len(chunks), chunks[-1].choices[0].finish_reason))
+
+        threads = [threading.Thread(target=consume) for _ in range(10)]
+        for thread in threads:
+            thread.start()
+        assert wait_until(lambda: gauge(own, "tokenspeed:num_requests_running") >= 10, 20)
+        own.terminate()
+        assert wait_until(lambda: own.status("/readiness") in (503, None), 2)
+        for thread in threads:
+            thread.join(150)
+        assert [reason for _, reason in results] == ["length"] * 10
+        assert own.wait() == 0
+
+
+def engine_process(server: Server) -> psutil.Process:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return next(child for child in children if "--headless" in child.cmdline())
+
+
+def test_a_killed_engine_ends_every_stream_once_and_the_tree_does_not_linger() -> None:
+    with Server(*SMALL) as own:
+        client = openai.OpenAI(base_url=own.base_url + "/v1", api_key="unused", max_retries=0)
+        model = client.models.list().data[0].id
+        stream = iter(long_stream(client, model))
+        next(stream)
+        tree = psutil.Process(own.process.pid).children(recursive=True)
+        engine_process(own).send_signal(signal.SIGKILL)
+        started = time.monotonic()
+        try:
+            for _ in stream:
+                pass
+            ended = "clean"
+        except (openai.APIError, httpx.HTTPError):
+            ended = "error"
+        assert ended == "error", "a stream that was cut off must not look complete"
+        assert time.monotonic() - started < 20
+        assert wait_until(lambda: own.process.poll() is not None or own.status("/readiness") == 200, 60)
+        if own.process.poll() is not None:
+            assert own.process.returncode != 0 and "engine" in own.log()
+            gone, alive = psutil.wait_procs(tree, timeout=20)
+            assert not alive, f"left behind: {alive}, ended: {gone}"
+        else:
+            assert own.post("/v1/completions", {"prompt": "hi", "max_tokens": 2})[0] == 200

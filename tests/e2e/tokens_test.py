@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""Every token right: against `transformers`, against itself under load, and against its own cache."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from tests.support.reference import greedy, load_reference
+from tests.support.server import Server
+
+PROMPTS = [
+    "What is the capital of France?",
+    "Write a haiku about the sea.",
+    "Explain what a hash table is, in two sentences.",
+    "List three uses of copper.",
+    "def fibonacci(n):",
+    "Translate to Spanish: good morning, my friend.",
+    "Why is the sky blue?",
+    "1, 1, 2, 3, 5, 8,",
+    "안녕하세요! 자기소개를 해 주세요. 🙂",
+    "Once upon a time, in a village by a lake,",
+]
+NUM_TOKENS = 64
+# Two float32 programs may order a sum differently; where the reference's best two logits are closer than this, either
+# continuation is right and the comparison ends there.
+TIE_MARGIN = 2e-3
+
+
+def completion_tokens(client: openai.OpenAI, model: str, prompt: str) -> tuple[list[int], list[int]]:
+    """The prompt's ids and the ids of a greedy continuation, both as the server tells them."""
+    answer = client.completions.create(
+        model=model,
+        prompt=prompt,
+        temperature=0,
+        max_tokens=NUM_TOKENS,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    extra = answer.choices[0].model_extra or {}
+    return extra["prompt_token_ids"], extra["token_ids"]
+
+
+def test_64_greedy_tokens_equal_transformers_for_ten_prompts(client: openai.OpenAI, model: str) -> None:
+    reference = load_reference(os.environ["TOKENSPEED_EMBEDDED_MODEL"])
+    compared = 0
+    for prompt in PROMPTS:
+        prompt_ids, ids = completion_tokens(client, model, prompt)
+        expected, margins = greedy(reference, prompt_ids, NUM_TOKENS)
+        assert len(ids) == NUM_TOKENS
+        for position, (got, want) in enumerate(zip(ids, expected, strict=True)):
+            if got != want:
+                assert margins[position] < TIE_MARGIN, f"{prompt!r}: token {position} is {got}, transformers' is {want}"
+                break
+            compared += 1
+    assert compared >= 0.95 * NUM_TOKENS * len(PROMPTS), "ties may end a comparison, but hardly ever do"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_sixteen_concurrent_streams_each_equal_their_own_single_run(
+    client: openai.OpenAI, model: str, temperature: float
+) -> None:
+    def run(index: int) -> str:
+        stream = client.completions.create(
+            model=model,
+            prompt=f"{PROMPTS[index % len(PROMPTS)]} ({index})",
+            temperature=temperature,
+            seed=1000 + index,
+            max_tokens=40,
+            stream=True,
+        )
+        return "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
+
+    single = [run(index) for index in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        concurrent = list(pool.map(run, range(16)))
+    # On the CPU every accumulation has a fixed order, so the tolerance is zero.
+    assert concurrent == single
+
+
+def test_a_repeated_prompt_is_cached_and_gives_the_same_answer(
+    server: Server, client: openai.OpenAI, model: str
+) -> None:
+    messages = [{"role": "user", "content": "Summarise: " + "The quick brown fox jumps over the lazy dog. " * 40}]
+    args = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 16, "logprobs": True}
+    cold = client.chat.completions.create(**args)
+    warm = client.chat.completions.create(**args)
+    stream = list(client.chat.completions.create(**args, stream=True, stream_options={"include_usage": True}))
+    assert cold.usage is not None and warm.usage is not None and stream[-1].usage is not None
+    assert warm.usage.prompt_tokens_details is not None
+    cached = warm.usage.prompt_tokens_details.cached_tokens
+    assert cached is not None and cached > 0.8 * warm.usage.prompt_tokens
+    assert stream[-1].usage.prompt_tokens_details is not None
+    assert stream[-1].usage.prompt_tokens_details.cached_tokens == cached
+    assert cold.choices[0].message.content == warm.choices[0].message.content
+    assert cold.choices[0].logprobs == warm.choices[0].logprobs, "cold and warm agree to the last bit"
