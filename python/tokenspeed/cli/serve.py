@@ -216,6 +216,9 @@ def supervisor_config(split: Split, gateway: GatewayConfig) -> SupervisorConfig:
     for dest in ("engine_startup_timeout", "gateway_startup_timeout", "drain_timeout"):
         if not 0 < values[dest] < 1e9:
             raise FlagError("--" + dest.replace("_", "-"), f"{values[dest]} is not a number of seconds")
+    control_port = values["control_port"]
+    if control_port is not None and not 0 < control_port < 65536:
+        raise FlagError("--control-port", f"{control_port} is not a port")
     return SupervisorConfig(
         host=gateway.host,
         port=gateway.port,
@@ -223,4 +226,6 @@ def supervisor_config(split: Split, gateway: GatewayConfig) -> SupervisorConfig:
         engine_startup_timeout_s=values["engine_startup_timeout"],
         gateway_startup_timeout_s=values["gateway_startup_timeout"],
         drain_timeout_s=values["drain_timeout"],
+        control_port=control_port,
+        server_args=split.engine.values | split.supervisor.values,
     )

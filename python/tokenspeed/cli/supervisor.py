@@ -2,9 +2,9 @@
 """One engine and one gateway, watched: start both, wait until they are ready, end them in the right order.
 
 Runs on the main thread and polls; two threads copy the children's lines. A child that dies takes the server down
-with a message and a status that is not 0: nothing is restarted behind an operator's back (a service manager does
-that), except where DESIGN asks for more later. SIGTERM and SIGINT drain: the gateway first, then the engine, and
-whoever exceeds the limit is killed. A second signal ends the waiting.
+with a message and a status that is not 0; nothing is restarted behind an operator's back, a service manager does
+that. SIGTERM and SIGINT drain: the gateway first, then the engine, and whoever exceeds the limit is killed. A second
+signal ends the waiting.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
 from tokenspeed.cli._proc import Child, describe_status
+from tokenspeed.cli.control import ControlServer
+from tokenspeed.config.flags import FlagError
+from tokenspeed.version import __version__
 
 POLL_S = 0.05
 ENGINE_STOP_S = 10.0
@@ -29,7 +32,7 @@ GATEWAY_SLACK_S = 5.0
 
 @dataclass(frozen=True)
 class SupervisorConfig:
-    """`host`, `port`, `tls`: where the gateway listens."""
+    """`host`, `port`, `tls`: where the gateway listens. `control_port`: None for no control server."""
 
     host: str
     port: int
@@ -37,6 +40,9 @@ class SupervisorConfig:
     engine_startup_timeout_s: float
     gateway_startup_timeout_s: float
     drain_timeout_s: float
+    control_port: int | None
+    server_args: Mapping[str, Any]
+    """What the control server tells about the flags."""
 
     @property
     def base_url(self) -> str:
@@ -64,6 +70,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         started_s = time.monotonic()
+        control = self._control_server()
         self._say("starting an engine and a gateway")
         engine = Child("engine", self._engine_arguments, self._out)
         gateway = Child("gateway", self._gateway_arguments, self._out)
@@ -74,6 +81,18 @@ class Supervisor:
             return status
         finally:
             self._stop(engine, gateway)
+            if control is not None:
+                control.close()
+
+    def _control_server(self) -> ControlServer | None:
+        port = self._config.control_port
+        if port is None:
+            return None
+        facts = {"version": __version__, "base_url": self._config.base_url, "server_args": self._config.server_args}
+        try:
+            return ControlServer(port, self._config.base_url, lambda: {**self._config.server_args, **facts})
+        except OSError as error:
+            raise FlagError("--control-port", f"{port}: {error.strerror}") from None
 
     def _wait_ready(self, engine: Child, gateway: Child, started_s: float) -> int | None:
         """None once ready; otherwise the exit status."""

@@ -20,7 +20,7 @@ SUPERVISOR_FLAGS: tuple[Flag, ...] = (
         ("--control-port",),
         "int",
         None,
-        "Accepted; the control server comes with the trainers' interface and nothing listens there yet.",
+        "Loopback port of the control server: /get_server_info, /health. None when not given.",
         _SUPERVISOR,
     ),
 )

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""The control server in front of a gateway that is not there: facts, health, and refusals by name."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tokenspeed.cli.control import ControlServer
+
+
+@pytest.fixture
+def control() -> Iterator[ControlServer]:
+    server = ControlServer(0, "http://127.0.0.1:9", lambda: {"version": "1", "server_args": {"seed": None}})
+    yield server
+    server.close()
+
+
+def ask(control: ControlServer, path: str, body: bytes | None = None) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{control.port}{path}", body, timeout=10) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_it_tells_what_it_was_started_with(control: ControlServer) -> None:
+    assert ask(control, "/get_server_info") == (200, {"version": "1", "server_args": {"seed": None}})
+
+
+def test_health_is_the_gateways(control: ControlServer) -> None:
+    assert ask(control, "/health")[0] == 503
+
+
+@pytest.mark.parametrize(("path", "status"), [("/update_weights_from_tensor", 501), ("/abort", 501), ("/dance", 404)])
+def test_what_is_not_there_is_refused_by_name(control: ControlServer, path: str, status: int) -> None:
+    for body in (None, b"{}"):
+        answer = ask(control, path, body)
+        assert answer[0] == status and path in answer[1]["message"] and answer[1]["success"] is False
