@@ -290,7 +290,7 @@ class Scheduler:
         is forgotten, a load is computed instead, a send or receive ends its request with FINISH_ABORT. Raises
         ValueError: not in flight, no first_token."""
     def pause(self, mode: str) -> list[Ended]:
-        """"abort": every request ends now, their ends are returned. "wait": who runs goes on, nobody is admitted.
+        """ "abort": every request ends now, their ends are returned. "wait": who runs goes on, nobody is admitted.
         "keep": nothing is planned. Submitting goes on. Raises ValueError: unknown mode."""
     def resume(self) -> None: ...
     def block_tables(self) -> NDArray[np.int32]:
