@@ -66,7 +66,8 @@ def run_case(spec: KernelSpec, case: Case, device: str) -> float:
     actual = _call(spec.fn, case, args)
     if len(actual) != len(expected):
         return float("inf")
-    return max(distance(got, want, tolerance(case.op, want.dtype)) for got, want in zip(actual, expected, strict=True))
+    pairs = zip(actual, expected, strict=True)
+    return max(distance(got.cpu(), want, tolerance(case.op, want.dtype)) for got, want in pairs)
 
 
 def to_device(value: Any, device: str) -> Any:
