@@ -49,9 +49,11 @@ class EngineLane:
         self.handshake_address = handshake_address
         self.engine_index = engine_index
         self.ready = ready
-        self.engine_count = engine_count
         self.dropped: Counter[str] = Counter()
         """Frames that were received and not understood, or that could not be sent, by cause."""
+        self._hello = wire.Hello(engine_count=engine_count)
+        self._handshake: tuple[zmq.Socket[bytes], zmq.Socket[bytes]] | None = None
+        self._reported_s = 0.0
         self._identity = wire.identity_of(engine_index)
         self._context = zmq.Context()
         self._input: zmq.Socket[bytes] | None = None
@@ -59,7 +61,8 @@ class EngineLane:
         self._monitor: zmq.Socket[bytes] | None = None
 
     def connect(self, timeout_s: float) -> None:
-        """Dial and register. Raises `LaneTimeout` when the gateway does not answer within `timeout_s`."""
+        """Dial and register. Raises `LaneTimeout` when the gateway does not answer within `timeout_s`; a further call
+        goes on with the same dialling, so a loop of short calls is as good as a long one."""
         self._close_data_sockets(linger_ms=0)
         init = self._shake_hands(timeout_s)
         self._input = self._context.socket(zmq.DEALER)
@@ -81,10 +84,7 @@ class EngineLane:
         socket, monitor = self._connected()
         messages: list[EngineMessage] = []
         if timeout_s > 0 and not readable(socket):
-            poller = zmq.Poller()
-            poller.register(socket, zmq.POLLIN)
-            poller.register(monitor, zmq.POLLIN)
-            poller.poll(math.ceil(timeout_s * 1000))
+            _wait(socket, monitor, timeout_s)
         while readable(socket):
             frames = socket.recv_multipart(zmq.NOBLOCK)
             try:
@@ -110,6 +110,7 @@ class EngineLane:
         """Tell the gateway that this engine is gone, and close. May be called twice."""
         if self._output is not None:
             self._push(wire.ENGINE_CORE_DEAD, "dead_not_sent")
+        self._close_handshake(linger_ms=0)
         self._close_data_sockets(linger_ms=_CLOSE_LINGER_MS)
         if not self._context.closed:
             self._context.term()
@@ -129,25 +130,42 @@ class EngineLane:
         return self._input, self._monitor
 
     def _shake_hands(self, timeout_s: float) -> wire.Init:
+        """Say hello and wait for INIT. After a timeout the next call goes on waiting for the same answer."""
         deadline = time.monotonic() + timeout_s
-        with self._context.socket(zmq.DEALER) as socket:
-            socket.setsockopt(zmq.IDENTITY, self._identity)
-            socket.setsockopt(zmq.LINGER, _CLOSE_LINGER_MS)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-            socket.connect(self.handshake_address)
-            socket.send(wire.encode(wire.Hello(engine_count=self.engine_count)))
-            while True:
-                init = self._receive_init(socket, deadline)
-                if init is not None:
-                    socket.send(wire.encode(wire.Ready()))
-                    return init
+        if self._handshake is None:
+            self._handshake = self._dial()
+        socket, monitor = self._handshake
+        while True:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise LaneTimeout(f"no gateway answered the handshake at {self.handshake_address}")
+            self._report_waiting()
+            init = self._receive_init(socket, monitor, min(remaining_s, _REPORT_INTERVAL_S))
+            if init is not None:
+                socket.send(wire.encode(wire.Ready()))
+                self._close_handshake(linger_ms=_CLOSE_LINGER_MS)
+                return init
 
-    def _receive_init(self, socket: zmq.Socket[bytes], deadline: float) -> wire.Init | None:
-        remaining_s = deadline - time.monotonic()
-        if remaining_s <= 0:
-            raise LaneTimeout(f"no gateway answered the handshake at {self.handshake_address}")
-        if not socket.poll(math.ceil(min(remaining_s, _REPORT_INTERVAL_S) * 1000)):
-            logger.info("waiting for a gateway at %s", self.handshake_address)
+    def _dial(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, self._identity)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        socket.connect(self.handshake_address)
+        socket.send(wire.encode(self._hello))
+        self._reported_s = time.monotonic()
+        return socket, monitor
+
+    def _receive_init(
+        self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], timeout_s: float
+    ) -> wire.Init | None:
+        if not _wait(socket, monitor, timeout_s):
+            return None
+        if readable(monitor):
+            monitor.recv_multipart(zmq.NOBLOCK)
+            # Whoever heard the hello is gone; the next one to listen has to hear it too.
+            socket.send(wire.encode(self._hello))
+        if not readable(socket):
             return None
         try:
             return wire.decode_init(socket.recv_multipart()[-1])
@@ -156,6 +174,19 @@ class EngineLane:
             logger.warning("dropped a handshake message that cannot be read: %s", error)
             return None
 
+    def _report_waiting(self) -> None:
+        if time.monotonic() - self._reported_s >= _REPORT_INTERVAL_S:
+            self._reported_s = time.monotonic()
+            logger.info("waiting for a gateway at %s", self.handshake_address)
+
+    def _close_handshake(self, linger_ms: int) -> None:
+        if self._handshake is not None:
+            socket, monitor = self._handshake
+            socket.disable_monitor()
+            monitor.close(linger=0)
+            socket.close(linger=linger_ms)
+            self._handshake = None
+
     def _close_data_sockets(self, linger_ms: int) -> None:
         if self._input is not None:
             self._input.disable_monitor()
@@ -163,3 +194,11 @@ class EngineLane:
             if socket is not None:
                 socket.close(linger=linger_ms)
         self._input = self._output = self._monitor = None
+
+
+def _wait(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], timeout_s: float) -> bool:
+    """Wait until one of the two can be read; False when neither can after `timeout_s`."""
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(monitor, zmq.POLLIN)
+    return bool(poller.poll(math.ceil(timeout_s * 1000)))

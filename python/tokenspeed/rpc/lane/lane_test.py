@@ -205,6 +205,37 @@ def test_an_engine_that_dies_without_a_word_is_noticed(url: str) -> None:
     asyncio.run(scene())
 
 
+def test_an_engine_whose_gateway_goes_before_answering_says_hello_to_the_next_one(url: str) -> None:
+    async def scene() -> None:
+        engine = Engine(url)
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as deaf:
+            deaf.bind(address.handshake_address(url))
+            await until(lambda: bool(deaf.poll(0)))
+        async with gateway(url) as lane:
+            await until(ready(lane))
+        engine.stop()
+
+    asyncio.run(scene())
+
+
+def test_short_calls_of_connect_are_as_good_as_a_long_one(url: str) -> None:
+    async def scene() -> None:
+        engine = EngineLane(address.handshake_address(url), 0, READY)
+        hellos = 0
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as deaf:
+            deaf.bind(address.handshake_address(url))
+            for _ in range(5):
+                with pytest.raises(LaneTimeout):
+                    engine.connect(timeout_s=0.05)
+            while deaf.poll(100):
+                deaf.recv_multipart()
+                hellos += 1
+        engine.close()
+        assert hellos == 1
+
+    asyncio.run(scene())
+
+
 def test_an_engine_learns_that_its_gateway_is_gone_and_dials_the_next_one(url: str) -> None:
     async def scene() -> None:
         async with gateway(url) as lane:
