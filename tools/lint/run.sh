@@ -29,7 +29,8 @@ python_tool() { # module args...
   if [ -n "${TOKENSPEED_LINT_PYTHON:-}" ]; then
     "$TOKENSPEED_LINT_PYTHON" tools/lint/tool.py "$@"
   else
-    tools/bazel run --ui_event_filters=-info --noshow_progress //tools/lint:tool -- "$@"
+    tools/bazel run --ui_event_filters=-info --noshow_progress --experimental_convenience_symlinks=ignore \
+      //tools/lint:tool -- "$@"
   fi
 }
 
