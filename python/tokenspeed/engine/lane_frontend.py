@@ -18,6 +18,7 @@ from tokenspeed.engine.messages import (
     AbortAll,
     Add,
     Command,
+    Connected,
     Control,
     Refused,
     Rejection,
@@ -58,8 +59,12 @@ class LaneFrontend:
     def __init__(self, lane: EngineLane) -> None:
         self._lane = lane
         self._lost = False
+        self._is_new = True
 
     def drain(self, timeout_s: float) -> list[Command]:
+        if self._is_new:
+            self._is_new = False
+            return [Connected()]
         if self._lost:
             return self._redial(timeout_s)
         try:
@@ -79,7 +84,7 @@ class LaneFrontend:
         if timeout_s > 0:
             try:
                 self._lane.connect(_REDIAL_S)
-                self._lost = False
+                self._lost, self._is_new = False, True
                 logger.info("connected to a gateway again")
             except LaneTimeout:
                 pass  # the lane itself says now and then that it waits

@@ -19,7 +19,7 @@ from tokenspeed.engine.admission import Admission
 from tokenspeed.engine.control import Controls
 from tokenspeed.engine.errors import EngineFault
 from tokenspeed.engine.executor import Executor, StepTokens
-from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Control, Frontend, LoadNumbers, Refused
+from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Connected, Control, Frontend, LoadNumbers, Refused
 from tokenspeed.engine.outputs import OutputColumns
 from tokenspeed.engine.pending import Pending
 from tokenspeed.engine.records import RequestRecord, RequestTable
@@ -57,6 +57,7 @@ class EngineLoop:
         self._outputs = OutputColumns(requests)
         self._published_s = 0.0
         self._was_busy = False
+        self._load_is_due = False
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Step until `stopped()`; then settle what is in flight. Raises EngineFault."""
@@ -92,6 +93,8 @@ class EngineLoop:
                 self.log.aborting_all(command.reason)
                 for record in self.requests.all():
                     self._abort(record)
+            elif isinstance(command, Connected):
+                self._load_is_due = True
             elif isinstance(command, Control):
                 command.reply(*self._controls.call(command.method, command.args))
 
@@ -137,15 +140,15 @@ class EngineLoop:
         """Hand results on; and the load, when it has changed without a result or has not been told for a while."""
         now_s = time.monotonic()
         busy = bool(self._in_flight) or self.scheduler.has_work()
-        became_idle = self._was_busy and not busy
-        self._was_busy = busy
-        if became_idle:
+        if self._was_busy and not busy:
+            self._load_is_due = True
             self.log.idle()
-        if self._outputs or became_idle or (busy and now_s - self._published_s > SIGN_OF_LIFE_S):
+        self._was_busy = busy
+        if self._outputs or self._load_is_due or (busy and now_s - self._published_s > SIGN_OF_LIFE_S):
             for record, reason in self._outputs.finished:
                 self.log.finished(record, reason)
             self.frontend.publish(self._outputs.take(self._load()))
-            self._published_s = now_s
+            self._published_s, self._load_is_due = now_s, False
 
     def _load(self) -> LoadNumbers:
         load = self.scheduler.load()

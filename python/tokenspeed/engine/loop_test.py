@@ -16,7 +16,7 @@ from tokenspeed.engine.admission import Admission
 from tokenspeed.engine.errors import EngineFault
 from tokenspeed.engine.executor import StepTokens
 from tokenspeed.engine.loop import EngineLoop
-from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Control, StepOutput
+from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Connected, Control, StepOutput
 from tokenspeed.engine.pending import Done, Pending
 from tokenspeed.engine.records import RequestTable
 from tokenspeed.engine.runner import StepWork
@@ -193,6 +193,12 @@ def test_the_loop_waits_only_when_there_is_nothing_to_do() -> None:
 def test_the_load_is_told_when_the_last_request_has_ended() -> None:
     load = Bench(1).add("a").steps(12).desk.published[-1].load
     assert (load.num_running, load.num_waiting, load.active_blocks, load.total_blocks) == (0, 0, 0, 64)
+
+
+def test_a_new_listener_is_told_the_load_at_once() -> None:
+    bench = Bench(1)
+    bench.desk.commands.append(Connected())
+    assert [output.load.total_blocks for output in bench.steps(3).desk.published] == [64]
 
 
 def test_a_stream_interval_gathers_tokens_but_not_the_first_or_the_last() -> None:

@@ -49,6 +49,11 @@ class AbortAll:
 
 
 @dataclass(frozen=True, slots=True)
+class Connected:
+    """Somebody new listens: tell the load now, not at the next result."""
+
+
+@dataclass(frozen=True, slots=True)
 class Control:
     """A call to the engine itself. `reply(success, message)` is called exactly once."""
 
@@ -57,7 +62,7 @@ class Control:
     reply: Callable[[bool, str], None]
 
 
-Command = Add | Refused | Abort | AbortAll | Control
+Command = Add | Refused | Abort | AbortAll | Connected | Control
 
 
 @dataclass(frozen=True, slots=True)
