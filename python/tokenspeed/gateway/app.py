@@ -205,18 +205,25 @@ def _reporting(metrics: GatewayMetrics) -> Callable[[Worker], None]:
 
 
 async def _watch(service: Service, interval_s: float) -> None:
-    """Keep the workers' gauges up to date."""
+    """Keep the workers' gauges up to date. A rank that is gone takes its load along: sums over ranks stay true."""
+    exported: set[tuple[str, str]] = set()
     while True:
-        for worker in service.router.workers:
-            _export(worker, service)
+        current = set[tuple[str, str]]().union(*(_export(worker, service) for worker in service.router.workers))
+        for rank, model in exported - current:
+            service.metrics.worker_removed(rank, model)
+        exported = current
         await asyncio.sleep(interval_s)
 
 
-def _export(worker: Worker, service: Service) -> None:
+def _export(worker: Worker, service: Service) -> set[tuple[str, str]]:
+    """Set the gauges of a worker; the names (rank, model) under which its ranks' loads stand."""
     metrics, model = service.metrics, service.model.name
+    names: set[tuple[str, str]] = set()
     metrics.worker_health(worker.url, worker.state() is WorkerState.READY)
     metrics.worker_requests_active(worker.url, worker.num_in_flight)
     for rank in worker.lane.ranks.values():
         load = WorkerLoad(rank.num_running, rank.num_waiting, rank.active_blocks, rank.total_blocks)
+        names.add((f"{worker.url}@{rank.index}", model))
         metrics.worker_load(f"{worker.url}@{rank.index}", model, load)
     metrics.worker_pool("zmq", model, len(service.router.ready()))
+    return names
