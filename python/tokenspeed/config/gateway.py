@@ -145,7 +145,7 @@ TABLE: tuple[Flag, ...] = HONOURED + REFUSED
 
 def launch_help() -> str:
     """The text of `smg launch --help`: the honoured flags."""
-    return help_text(HONOURED)
+    return help_text(sorted(HONOURED, key=lambda flag: flag.group))
 
 
 def parse_launch(argv: Sequence[str]) -> GatewayConfig:

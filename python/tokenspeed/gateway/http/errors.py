@@ -76,9 +76,11 @@ def invalid(param: str, code: str, message: str) -> ApiError:
 
 
 def from_request_error(error: RequestError, names: Mapping[str, str]) -> ApiError:
-    """A check of the sampling parameters failed; `names` are the names that the caller uses for them."""
+    """A check of the request failed; `names` are the names that the caller uses for the fields."""
     name = names.get(error.field, error.field)
-    message = re.sub(rf"\b{re.escape(error.field)}\b", name, error.message) if name != error.field else error.message
+    message = error.message
+    if error.field != "prompt":  # in a sentence, the prompt is one whatever field it came in
+        message = re.sub(rf"\b{re.escape(error.field)}\b", name, message)
     return ApiError(400, error.code, message, name)
 
 
