@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Checks that what the documents name in backticks still exists in the tree.
 
-Read: README.md and docs/*.md, their inline code only; fenced blocks hold commands and output. A span is checked when
+Read: links and inline code of README.md and docs/*.md; fenced blocks hold commands and output. A span is checked when
 it looks like one of ours: a path with a slash, a file name, a Bazel label, a dotted name, CamelCase, snake_case, a
 call with (), an environment variable. Flags, HTTP paths, data files, values and commands pass.
 `<!-- names: off -->` and `<!-- names: on -->` enclose text that speaks about other programs.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -145,6 +146,15 @@ def spans(text: str) -> Iterator[tuple[int, str]]:
             off = False
 
 
+def dead_links(document: str, text: str, tree: Tree) -> Iterator[tuple[int, str]]:
+    """Links of a document to files that do not exist, with their line numbers."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for target in re.findall(r"\]\(([^)\s#]+)[^)]*\)", line):
+            path = os.path.normpath(Path(document).parent / target)
+            if "://" not in target and path not in tree.files | tree.folders:
+                yield number, target
+
+
 def dead(span: str, tree: Tree) -> str | None:
     """Why the span names nothing, or None when it exists or is not a name."""
     if DATA_FILE.fullmatch(span):
@@ -224,10 +234,12 @@ def main() -> int:
     documents = [path for path in (Path("README.md"), *sorted(Path("docs").glob("*.md"))) if path.is_file()]
     found = 0
     for document in documents:
-        for number, span in spans(document.read_text(encoding="utf-8")):
-            if reason := dead(span, tree):
-                print(f"{document}:{number}: `{span}`: {reason}")
-                found += 1
+        text = document.read_text(encoding="utf-8")
+        problems = [(number, f"`{span}`: {reason}") for number, span in spans(text) if (reason := dead(span, tree))]
+        problems += [(number, f"{link}: no such file") for number, link in dead_links(str(document), text, tree)]
+        for number, problem in sorted(problems):
+            print(f"{document}:{number}: {problem}")
+            found += 1
     return 1 if found else 0
 
 

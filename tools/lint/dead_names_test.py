@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.lint.dead_names import Tree, dead, spans
+from tools.lint.dead_names import Tree, dead, dead_links, spans
 
 PYTHON = """
 import torch
@@ -110,3 +110,10 @@ def test_what_is_no_name_is_left_alone(tree: Tree, span: str) -> None:
 def test_only_inline_code_outside_fences_and_switched_off_text_is_read() -> None:
     text = "a `one` b `two`\n```\n`three`\n```\n<!-- names: off -->\n`four`\n<!-- names: on -->\n`five`\n"
     assert list(spans(text)) == [(1, "one"), (1, "two"), (8, "five")]
+
+
+def test_links_lead_to_files_of_the_tree_or_out_of_it(tree: Tree) -> None:
+    good = "[a](flags.md) [b](flags.md#engine) [c](../cc/cache/block_pool.h) [d](https://example.org/x) [e](#here)"
+    assert not list(dead_links("docs/page.md", good, tree))
+    assert list(dead_links("docs/page.md", "text\n[a](gone.md)", tree)) == [(2, "gone.md")]
+    assert list(dead_links("README.md", "[a](flags.md) [b](docs/flags.md)", tree)) == [(1, "flags.md")]
