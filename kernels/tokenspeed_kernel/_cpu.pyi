@@ -7,6 +7,11 @@ are checked here, and ValueError names the first bad one. Every function release
 """
 
 class CacheShape:
+    """Sizes of a layer's two caches and the distances between their blocks, in elements."""
+
+    num_kv_heads: int
+    head_dim: int
+
     def __init__(
         self,
         num_blocks: int,

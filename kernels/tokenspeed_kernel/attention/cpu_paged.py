@@ -7,6 +7,8 @@ number of threads.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from tokenspeed_kernel import _cpu
@@ -19,19 +21,36 @@ def _a_multiple_of_16(head_dim: int) -> bool:
     return head_dim % 16 == 0
 
 
-def _check_rows(meta: AttentionMetadata, num_tokens: int) -> None:
+def _row_arguments(meta: AttentionMetadata) -> tuple[int, int, int, int, int, int]:
+    """Addresses and sizes of the metadata's tensors for the kernel. ValueError when they disagree.
+
+    All layers of a step ask for the same metadata, so the answer is kept on it.
+    """
+    known = meta.__dict__.get("_cpu_rows")
+    if known is not None:
+        return cast("tuple[int, int, int, int, int, int]", known)
     num_rows = meta.kv_lens.shape[0]
-    if meta.block_tables.shape[0] != num_rows or meta.query_start.shape[0] != num_rows + 1:
+    tables = meta.block_tables
+    if tables.shape[0] != num_rows or meta.query_start.shape[0] != num_rows + 1:
         raise ValueError(
-            f"metadata disagrees on the number of rows: block_tables {tuple(meta.block_tables.shape)}, "
+            f"metadata disagrees on the number of rows: block_tables {tuple(tables.shape)}, "
             f"query_start {tuple(meta.query_start.shape)}, kv_lens {tuple(meta.kv_lens.shape)}"
         )
     for name, tensor in (("query_start", meta.query_start), ("kv_lens", meta.kv_lens)):
         if tensor.dtype is not torch.int32 or not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous int32, got {tensor.dtype}")
-    tables = meta.block_tables
     if tables.dtype is not torch.int32 or tables.stride(1) != 1:
         raise ValueError(f"block_tables must be int32 with adjacent columns, got {tables.dtype}")
+    rows = (
+        tables.data_ptr(),
+        tables.stride(0),
+        tables.shape[1],
+        meta.query_start.data_ptr(),
+        meta.kv_lens.data_ptr(),
+        num_rows,
+    )
+    meta.__dict__["_cpu_rows"] = rows
+    return rows
 
 
 @kernel(
@@ -53,26 +72,21 @@ def paged_attention(
     """Online softmax over tiles of keys at absolute positions. ValueError for what does not fit together."""
     num_tokens, num_heads, head_dim = q.shape
     shape = cache_shape(k_cache, v_cache)
-    if head_dim != k_cache.shape[3] or num_heads % k_cache.shape[1]:
+    if head_dim != shape.head_dim or num_heads % shape.num_kv_heads:
         raise ValueError(f"q {tuple(q.shape)} does not fit a cache {tuple(k_cache.shape)}")
-    if q.stride(2) != 1 or q.stride(1) != head_dim:
+    stride = q.stride()
+    if stride[1:] != (head_dim, 1):
         raise ValueError("the elements of a token of q must be adjacent")
-    _check_rows(meta, num_tokens)
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=torch.float32)
     _cpu.attention(
         q.data_ptr(),
-        q.stride(0),
+        stride[0],
         num_tokens,
         num_heads,
         k_cache.data_ptr(),
         v_cache.data_ptr(),
         shape,
-        meta.block_tables.data_ptr(),
-        meta.block_tables.stride(0),
-        meta.block_tables.shape[1],
-        meta.query_start.data_ptr(),
-        meta.kv_lens.data_ptr(),
-        meta.kv_lens.shape[0],
+        *_row_arguments(meta),
         scale,
         window,
         out.data_ptr(),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from tokenspeed_kernel import _cpu
@@ -12,7 +14,19 @@ _ANY = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
 
 def cache_shape(k_cache: torch.Tensor, v_cache: torch.Tensor) -> _cpu.CacheShape:
-    """Sizes and strides of a layer's two caches for the kernels. ValueError when they are not a pair of HND caches."""
+    """Sizes and strides of a layer's two caches for the kernels. ValueError when they are not a pair of HND caches.
+
+    Every layer of every step asks, so the answer is kept on the key cache, beside the value cache it holds for.
+    """
+    known = k_cache.__dict__.get("_cpu_cache_shape")
+    if known is not None and known[0] is v_cache:
+        return cast("_cpu.CacheShape", known[1])
+    shape = _checked_shape(k_cache, v_cache)
+    k_cache.__dict__["_cpu_cache_shape"] = (v_cache, shape)
+    return shape
+
+
+def _checked_shape(k_cache: torch.Tensor, v_cache: torch.Tensor) -> _cpu.CacheShape:
     num_blocks, num_heads, block_size, head_dim = k_cache.shape
     inner = (block_size * head_dim, head_dim, 1)
     k_stride, v_stride = k_cache.stride(), v_cache.stride()
@@ -40,18 +54,19 @@ def store_kv(
     """Copy each token's heads to its slot, tokens in order. ValueError for a slot outside the cache."""
     shape = cache_shape(k_cache, v_cache)
     num_tokens = k.shape[0]
-    want = (num_tokens, k_cache.shape[1], k_cache.shape[3])
+    want = (num_tokens, shape.num_kv_heads, shape.head_dim)
     if k.shape != want or v.shape != want or v.dtype is not torch.float32:
         raise ValueError(f"k and v must be float32 {want}, got {tuple(k.shape)} and {v.dtype} {tuple(v.shape)}")
-    if k.stride(2) != 1 or v.stride(2) != 1 or k.stride(1) != want[2] or v.stride(1) != want[2]:
+    k_stride, v_stride = k.stride(), v.stride()
+    if k_stride[1:] != (shape.head_dim, 1) or v_stride[1:] != (shape.head_dim, 1):
         raise ValueError("the elements of a token of k and v must be adjacent")
     if slot_mapping.shape != (num_tokens,) or slot_mapping.dtype is not torch.int64 or not slot_mapping.is_contiguous():
         raise ValueError(f"slot_mapping must be int64 [{num_tokens}], got {slot_mapping.dtype}")
     _cpu.store_kv(
         k.data_ptr(),
-        k.stride(0),
+        k_stride[0],
         v.data_ptr(),
-        v.stride(0),
+        v_stride[0],
         num_tokens,
         k_cache.data_ptr(),
         v_cache.data_ptr(),

@@ -41,7 +41,7 @@ def add_rms_norm(
         )
     if x.stride(1) != 1:
         x = x.contiguous()
-    out = torch.empty((num_tokens, hidden), dtype=torch.float32)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _cpu.rms_norm(
         x.data_ptr(),
         x.stride(0),

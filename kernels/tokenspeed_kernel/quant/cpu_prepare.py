@@ -7,6 +7,8 @@ kernels dequantise in registers. Called once per weight at load.
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from tokenspeed_kernel import _cpu
@@ -31,6 +33,44 @@ FORMAT_CODES = {
 }
 
 
+_HUGE_PAGE = 2 << 20
+_ARENA_BYTES = 32 << 20
+
+
+class _Arena:
+    """Packed weights one after the other in large buffers, which the system can back by huge pages.
+
+    A decode step streams all weights once: with small pages, address translation and prefetchers that stop at page
+    ends cost a fifth of the bandwidth. A buffer lives until the last weight in it is gone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """Uninitialised uint8 [num_bytes], aligned to a cache line."""
+        padded = -(-num_bytes // 64) * 64
+        with self._lock:
+            if padded > self._free.numel():
+                if padded > _ARENA_BYTES // 4:
+                    return _huge_buffer(padded)[:num_bytes]
+                self._free = _huge_buffer(_ARENA_BYTES)
+            taken, self._free = self._free[:num_bytes], self._free[padded:]
+        return taken
+
+
+def _huge_buffer(num_bytes: int) -> torch.Tensor:
+    raw = torch.empty(num_bytes + _HUGE_PAGE, dtype=torch.uint8)
+    start = -raw.data_ptr() % _HUGE_PAGE
+    buffer = raw[start : start + num_bytes]
+    _cpu.advise_huge_pages(buffer.data_ptr(), num_bytes)
+    return buffer
+
+
+_arena = _Arena()
+
+
 @kernel(
     "quant.prepare",
     name="cpu_rows16",
@@ -50,6 +90,6 @@ def prepare(weight: Weight, device: torch.device, dtype: torch.dtype) -> PackedW
     num_rows, num_values = weight.shape
     code = FORMAT_CODES[format]
     source = source.contiguous()
-    packed = torch.empty(_cpu.packed_bytes(code, num_rows, num_values), dtype=torch.uint8)
+    packed = _arena.take(_cpu.packed_bytes(code, num_rows, num_values))
     _cpu.pack(code, source.data_ptr(), num_rows, num_values, packed.data_ptr())
     return PackedWeight(packed, format, (num_rows, num_values), CPU_LAYOUT)

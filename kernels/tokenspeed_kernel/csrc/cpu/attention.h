@@ -145,6 +145,30 @@ TS_INLINE void Locate(const AttentionArgs& args, const AttentionItem& item, int6
   for (int64_t i = count; i < kTileKeys; ++i) scratch.key_at[i] = scratch.key_at[count - 1];
 }
 
+// Asks for the `count` vectors at `at`, which will be read a few microseconds from now.
+TS_INLINE void PrefetchVectors(const float* const* at, int64_t count, int64_t head_dim) {
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t column = 0; column < head_dim; column += kLanes) Prefetch(at[i] + column);
+  }
+}
+
+// Asks for the keys of positions [first, first + kTileKeys), as far as `end`.
+TS_INLINE void PrefetchKeys(const AttentionArgs& args, const AttentionItem& item, int64_t first,
+                            int64_t end) {
+  const int32_t* const table = args.block_tables + item.row * args.table_stride;
+  const int64_t head_at = item.kv_head * args.block_size * args.head_dim;
+  const int64_t last = first + kTileKeys < end ? first + kTileKeys : end;
+  while (first < last) {
+    const int64_t offset = first % args.block_size;
+    const int64_t left = args.block_size - offset;
+    const int64_t count = left < last - first ? left : last - first;
+    const float* const keys = args.k_cache + table[first / args.block_size] * args.k_block_stride +
+                              head_at + offset * args.head_dim;
+    for (int64_t i = 0; i < count * args.head_dim; i += kLanes) Prefetch(keys + i);
+    first += count;
+  }
+}
+
 TS_INLINE void TransposeKeys(const AttentionScratch& scratch, int64_t num_panels,
                              int64_t head_dim) {
   for (int64_t panel = 0; panel < num_panels; ++panel) {
@@ -349,8 +373,11 @@ TS_INLINE void WalkTile(const AttentionArgs& args, const AttentionItem& item,
   const int64_t count = left < kTileKeys ? left : kTileKeys;
   const int64_t num_panels = (count + kLanes - 1) / kLanes;
   Locate(args, item, tile_begin, count, scratch);
+  // Values arrive while scores are computed, the next tile's keys while values are summed.
+  PrefetchVectors(scratch.value_at, count, args.head_dim);
   TransposeKeys(scratch, num_panels, args.head_dim);
   Scores(scratch, rows, num_panels, args.head_dim);
+  PrefetchKeys(args, item, tile_begin + kTileKeys, range.key_end);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t position = range.first_position + row / group;
     int64_t high = position + 1 - tile_begin;

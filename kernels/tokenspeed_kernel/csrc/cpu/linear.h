@@ -227,9 +227,7 @@ void LinearOf(const LinearArgs& args) {
   ThreadPool& pool = ThreadPool::Global();
   int64_t grain = num_tasks;
   if (args.num_tokens * args.n * args.k > kSerialWork) {
-    // A few chunks a thread even out what else the machine does, and stay long enough to stream.
-    grain = num_tasks / (4 * pool.num_threads());
-    if (grain < 1) grain = 1;
+    grain = num_tasks / (16 * pool.num_threads()) + 1;
   }
   pool.ParallelFor(num_tasks, grain, &LinearJob<kFormat>::Run, &job);
 }

@@ -262,7 +262,9 @@ PYBIND11_MODULE(_cpu, m) {
   py::class_<CacheShape>(m, "CacheShape")
       .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), py::arg("num_blocks"),
            py::arg("num_kv_heads"), py::arg("block_size"), py::arg("head_dim"),
-           py::arg("k_block_stride"), py::arg("v_block_stride"));
+           py::arg("k_block_stride"), py::arg("v_block_stride"))
+      .def_readonly("num_kv_heads", &CacheShape::num_kv_heads)
+      .def_readonly("head_dim", &CacheShape::head_dim);
   m.def("isa", [] { return Kernels().name; });
   m.def("use_isa", &UseIsa, py::arg("name"));
   m.def("num_threads", [] { return ThreadPool::Global().num_threads(); });

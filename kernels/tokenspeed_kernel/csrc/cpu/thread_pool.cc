@@ -20,7 +20,7 @@ namespace {
 
 // About 50 us of spinning on current CPUs: longer than the gap between two kernels of a step,
 // shorter than anything another process would notice.
-constexpr int kSpinsBeforeSleep = 1500;
+constexpr int kSpinsBeforeSleep = 6000;
 constexpr int kSpinsBeforeYield = 4000;
 constexpr uint32_t kClosed = 0xffffffffu;
 
@@ -40,15 +40,23 @@ int UsableCpus() {
 
 }  // namespace
 
-// `ticket` is (job number << 32 | next chunk). A worker claims a chunk by compare-and-swap on it,
-// so a late worker cannot take a chunk of a job that it has not read. While a job's fields are
-// written the ticket says kClosed under a number of its own: whoever read a new field fails to
+// The chunks of a job are dealt out in as many contiguous regions as there are threads. A thread
+// takes its own region from the front, which streams through memory, then helps with the others'.
+//
+// A region's ticket is (job number << 32 | next chunk). A chunk is claimed by compare-and-swap on
+// it, so a late worker cannot take a chunk of a job that it has not read. While a job's fields are
+// written all tickets say kClosed under a number of their own: whoever read a new field fails to
 // claim an old chunk.
 struct ThreadPool::State {
   explicit State(int threads) : num_threads(threads) {}
 
+  struct alignas(64) Region {
+    std::atomic<uint64_t> ticket{0};
+  };
+
   std::mutex mutex;  // held by the thread whose job is running
   std::vector<std::thread> workers;
+  std::vector<Region> regions;  // one a thread; the caller's is the first
   std::atomic<int> num_threads;
   std::atomic<bool> stopping{false};
 
@@ -57,45 +65,77 @@ struct ThreadPool::State {
   std::atomic<int64_t> count{0};
   std::atomic<int64_t> grain{1};
 
-  alignas(64) std::atomic<uint64_t> ticket{0};
+  alignas(64) std::atomic<uint32_t> job{0};
   alignas(64) std::atomic<uint32_t> num_done{0};
   alignas(64) std::atomic<uint32_t> wake{0};
   std::atomic<int> num_sleeping{0};
 
-  void RunChunks(uint32_t job);
-  void Work();
+  void Publish(int64_t units, int64_t chunk_units, Body run, void* with);
+  void RunRegion(uint32_t number, size_t region);
+  void RunChunks(uint32_t number, size_t self);
+  void Work(size_t self, uint32_t last_job);
   void StartWorkers();
   void JoinWorkers();
 };
 
-void ThreadPool::State::RunChunks(uint32_t job) {
+// The first chunk of a region.
+inline int64_t RegionStart(int64_t num_chunks, size_t region, size_t num_regions) {
+  return num_chunks * static_cast<int64_t>(region) / static_cast<int64_t>(num_regions);
+}
+
+void ThreadPool::State::Publish(int64_t units, int64_t chunk_units, Body run, void* with) {
+  const int64_t num_chunks = (units + chunk_units - 1) / chunk_units;
+  const uint32_t closed = job.load(std::memory_order_relaxed) + 1;
+  for (Region& region : regions) {
+    region.ticket.store(static_cast<uint64_t>(closed) << 32 | kClosed, std::memory_order_seq_cst);
+  }
+  body.store(run, std::memory_order_release);
+  context.store(with, std::memory_order_release);
+  count.store(units, std::memory_order_release);
+  grain.store(chunk_units, std::memory_order_release);
+  num_done.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < regions.size(); ++i) {
+    const auto start = static_cast<uint64_t>(RegionStart(num_chunks, i, regions.size()));
+    regions[i].ticket.store(static_cast<uint64_t>(closed + 1) << 32 | start,
+                            std::memory_order_release);
+  }
+  job.store(closed + 1, std::memory_order_seq_cst);
+  wake.fetch_add(1, std::memory_order_seq_cst);
+  if (num_sleeping.load(std::memory_order_seq_cst) > 0) wake.notify_all();
+}
+
+void ThreadPool::State::RunRegion(uint32_t number, size_t region) {
+  std::atomic<uint64_t>& ticket = regions[region].ticket;
   uint64_t seen = ticket.load(std::memory_order_acquire);
-  while (static_cast<uint32_t>(seen >> 32) == job && static_cast<uint32_t>(seen) != kClosed) {
+  while (static_cast<uint32_t>(seen >> 32) == number && static_cast<uint32_t>(seen) != kClosed) {
     const Body run = body.load(std::memory_order_acquire);
     void* const with = context.load(std::memory_order_acquire);
     const int64_t total = count.load(std::memory_order_acquire);
     const int64_t step = grain.load(std::memory_order_acquire);
-    const int64_t begin = static_cast<int64_t>(static_cast<uint32_t>(seen)) * step;
-    if (begin >= total) return;
+    const int64_t chunk = static_cast<uint32_t>(seen);
+    if (chunk >= RegionStart((total + step - 1) / step, region + 1, regions.size())) return;
     if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel,
                                       std::memory_order_acquire)) {
       continue;
     }
-    run(with, begin, std::min(begin + step, total));
+    run(with, chunk * step, std::min(chunk * step + step, total));
     num_done.fetch_add(1, std::memory_order_release);
     seen = ticket.load(std::memory_order_acquire);
   }
 }
 
-void ThreadPool::State::Work() {
-  uint32_t last_job = 0;
+void ThreadPool::State::RunChunks(uint32_t number, size_t self) {
+  for (size_t i = 0; i < regions.size(); ++i) RunRegion(number, (self + i) % regions.size());
+}
+
+void ThreadPool::State::Work(size_t self, uint32_t last_job) {
   int spins = 0;
   while (!stopping.load(std::memory_order_acquire)) {
     const uint32_t seen_wake = wake.load(std::memory_order_acquire);
-    const auto job = static_cast<uint32_t>(ticket.load(std::memory_order_acquire) >> 32);
-    if (job != last_job) {
-      RunChunks(job);
-      last_job = job;
+    const uint32_t number = job.load(std::memory_order_acquire);
+    if (number != last_job) {
+      RunChunks(number, self);
+      last_job = number;
       spins = 0;
     } else if (++spins < kSpinsBeforeSleep) {
       Pause();
@@ -109,9 +149,12 @@ void ThreadPool::State::Work() {
 }
 
 void ThreadPool::State::StartWorkers() {
-  const int wanted = num_threads.load(std::memory_order_relaxed) - 1;
-  while (static_cast<int>(workers.size()) < wanted) {
-    workers.emplace_back([this] { Work(); });
+  const auto wanted = static_cast<size_t>(num_threads.load(std::memory_order_relaxed));
+  if (regions.size() == wanted) return;
+  regions = std::vector<Region>(wanted);
+  const uint32_t last_job = job.load(std::memory_order_relaxed);
+  for (size_t self = 1; self < wanted; ++self) {
+    workers.emplace_back([this, self, last_job] { Work(self, last_job); });
   }
 }
 
@@ -121,6 +164,7 @@ void ThreadPool::State::JoinWorkers() {
   wake.notify_all();
   for (std::thread& worker : workers) worker.join();
   workers.clear();
+  regions.clear();
   stopping.store(false, std::memory_order_release);
 }
 
@@ -164,22 +208,11 @@ void ThreadPool::ParallelFor(int64_t count, int64_t grain, Body body, void* cont
     return;
   }
   state.StartWorkers();
-  const int64_t num_chunks = (count + grain - 1) / grain;
-  const auto last = static_cast<uint32_t>(state.ticket.load(std::memory_order_relaxed) >> 32);
-  const uint32_t job = last + 2;
-  state.ticket.store(static_cast<uint64_t>(last + 1) << 32 | kClosed, std::memory_order_seq_cst);
-  state.body.store(body, std::memory_order_release);
-  state.context.store(context, std::memory_order_release);
-  state.count.store(count, std::memory_order_release);
-  state.grain.store(grain, std::memory_order_release);
-  state.num_done.store(0, std::memory_order_relaxed);
-  state.ticket.store(static_cast<uint64_t>(job) << 32, std::memory_order_seq_cst);
-  state.wake.fetch_add(1, std::memory_order_seq_cst);
-  if (state.num_sleeping.load(std::memory_order_seq_cst) > 0) state.wake.notify_all();
-
-  state.RunChunks(job);
+  state.Publish(count, grain, body, context);
+  state.RunChunks(state.job.load(std::memory_order_relaxed), 0);
+  const auto num_chunks = static_cast<uint32_t>((count + grain - 1) / grain);
   int spins = 0;
-  while (state.num_done.load(std::memory_order_acquire) != static_cast<uint32_t>(num_chunks)) {
+  while (state.num_done.load(std::memory_order_acquire) != num_chunks) {
     if (++spins < kSpinsBeforeYield) {
       Pause();
     } else {
