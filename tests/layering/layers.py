@@ -20,7 +20,12 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "tokenspeed_kernel._cpu": set(),
     "tokenspeed_kernel.cuda_driver": {"tokenspeed_kernel.registry"},
     "tokenspeed_kernel.api": {"tokenspeed_kernel.registry", "tokenspeed_kernel"},
-    "tokenspeed_kernel.numerics": {"tokenspeed_kernel.api", "tokenspeed_kernel.registry", "tokenspeed_kernel"},
+    "tokenspeed_kernel.numerics": {
+        "tokenspeed_kernel.api",
+        "tokenspeed_kernel.registry",
+        "tokenspeed_kernel._cpu",
+        "tokenspeed_kernel",
+    },
     "tokenspeed_kernel.bench": {
         "tokenspeed_kernel.api",
         "tokenspeed_kernel.registry",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""An installable wheel of a Python program's own files, native parts included; the same bytes on every machine."""
+"""An installable wheel of a Python library's own files, native parts included; the same bytes on every machine."""
 
 load("@rules_python//python:py_info.bzl", "PyInfo")
 load(":flatten.bzl", "own_path")
@@ -7,12 +7,9 @@ load(":flatten.bzl", "own_path")
 _PLATFORM_TAG = "cp311-cp311-linux_x86_64"
 
 def _impl(ctx):
-    files = ctx.attr.binary[DefaultInfo].default_runfiles.files
-    lines = []
-    for file in files.to_list():
-        path = own_path(file)
-        if path and not path.startswith("launch/"):
-            lines.append("%s\t%s\n" % (path, file.path))
+    files = ctx.attr.library[DefaultInfo].default_runfiles.files
+    own = [file for file in files.to_list() if own_path(file)]
+    lines = ["%s\t%s\n" % (own_path(file), file.path) for file in own]
     manifest = ctx.actions.declare_file(ctx.label.name + ".manifest")
     ctx.actions.write(manifest, "".join(lines))
 
@@ -31,7 +28,7 @@ def _impl(ctx):
     ctx.actions.run(
         executable = ctx.executable._tool,
         arguments = [args],
-        inputs = depset([manifest, ctx.file.license], transitive = [files]),
+        inputs = own + [manifest, ctx.file.license],
         outputs = [out],
         mnemonic = "PyWheel",
         progress_message = "Packing wheel %{label}",
@@ -41,9 +38,9 @@ def _impl(ctx):
 py_wheel = rule(
     implementation = _impl,
     attrs = {
-        "binary": attr.label(mandatory = True, providers = [PyInfo]),
         "distribution": attr.string(mandatory = True),
         "entry_points": attr.string_dict(),
+        "library": attr.label(mandatory = True, providers = [PyInfo]),
         "license": attr.label(mandatory = True, allow_single_file = True),
         "requires": attr.string_list(),
         "summary": attr.string(mandatory = True),
