@@ -145,36 +145,42 @@ TS_INLINE void Locate(const AttentionArgs& args, const AttentionItem& item, int6
   for (int64_t i = count; i < kTileKeys; ++i) scratch.key_at[i] = scratch.key_at[count - 1];
 }
 
-// Asks for the `count` vectors at `at`, which will be read a few microseconds from now.
-TS_INLINE void PrefetchVectors(const float* const* at, int64_t count, int64_t head_dim) {
-  for (int64_t i = 0; i < count; ++i) {
-    for (int64_t column = 0; column < head_dim; column += kLanes) Prefetch(at[i] + column);
+// Keys and values that will be needed after the tile at hand: `count` positions of an item, maybe
+// 0.
+struct Upcoming {
+  const AttentionItem* item;
+  int64_t first, count;
+};
+
+// Asks for the share of `next` that falls to `step` of `num_steps`: spread out, requests neither
+// fill the queue of cache misses nor hold up the work.
+TS_INLINE void PrefetchShare(const AttentionArgs& args, const Upcoming& next, int64_t step,
+                             int64_t num_steps) {
+  const int64_t begin = next.first + next.count * step / num_steps;
+  const int64_t end = next.first + next.count * (step + 1) / num_steps;
+  for (int64_t position = begin; position < end; ++position) {
+    const int32_t block =
+        args.block_tables[next.item->row * args.table_stride + position / args.block_size];
+    const int64_t at =
+        (next.item->kv_head * args.block_size + position % args.block_size) * args.head_dim;
+    const float* const key = args.k_cache + block * args.k_block_stride + at;
+    const float* const value = args.v_cache + block * args.v_block_stride + at;
+    for (int64_t column = 0; column < args.head_dim; column += kLanes) {
+      Prefetch(key + column);
+      Prefetch(value + column);
+    }
   }
 }
 
-// Asks for the keys of positions [first, first + kTileKeys), as far as `end`.
-TS_INLINE void PrefetchKeys(const AttentionArgs& args, const AttentionItem& item, int64_t first,
-                            int64_t end) {
-  const int32_t* const table = args.block_tables + item.row * args.table_stride;
-  const int64_t head_at = item.kv_head * args.block_size * args.head_dim;
-  const int64_t last = first + kTileKeys < end ? first + kTileKeys : end;
-  while (first < last) {
-    const int64_t offset = first % args.block_size;
-    const int64_t left = args.block_size - offset;
-    const int64_t count = left < last - first ? left : last - first;
-    const float* const keys = args.k_cache + table[first / args.block_size] * args.k_block_stride +
-                              head_at + offset * args.head_dim;
-    for (int64_t i = 0; i < count * args.head_dim; i += kLanes) Prefetch(keys + i);
-    first += count;
-  }
-}
-
-TS_INLINE void TransposeKeys(const AttentionScratch& scratch, int64_t num_panels,
-                             int64_t head_dim) {
+TS_INLINE void TransposeKeys(const AttentionArgs& args, const AttentionScratch& scratch,
+                             int64_t num_panels, const Upcoming& next) {
+  const int64_t num_columns = args.head_dim / kLanes;
   for (int64_t panel = 0; panel < num_panels; ++panel) {
-    float* const out = scratch.keys + panel * head_dim * kLanes;
-    for (int64_t column = 0; column < head_dim; column += kLanes) {
-      TransposeStore(scratch.key_at + panel * kLanes, column, out + column * kLanes);
+    float* const out = scratch.keys + panel * args.head_dim * kLanes;
+    for (int64_t column = 0; column < num_columns; ++column) {
+      PrefetchShare(args, next, panel * num_columns + column, num_panels * num_columns);
+      TransposeStore(scratch.key_at + panel * kLanes, column * kLanes,
+                     out + column * kLanes * kLanes);
     }
   }
 }
@@ -336,17 +342,22 @@ TS_INLINE void Fold(const SoftmaxState& part, const SoftmaxState& total, int64_t
   }
 }
 
-// Absolute positions of the item's queries, and the keys that any of them sees.
+// Absolute positions of the item's queries, the keys of its splits that any of them sees, and the
+// tile that holds the first of these.
 struct ItemRange {
   int64_t first_position;
-  int64_t key_begin, key_end;
+  int64_t first_tile, key_end;
 };
 
 TS_INLINE ItemRange RangeOf(const AttentionArgs& args, const AttentionItem& item) {
   const int64_t query_len = args.query_start[item.row + 1] - args.query_start[item.row];
   const int64_t first = args.kv_lens[item.row] - query_len + item.first_query;
   const int64_t oldest = args.window > 0 ? first - args.window + 1 : 0;
-  return {first, oldest > 0 ? oldest : 0, first + item.num_queries};
+  const int64_t begin = item.first_split * kSplitTokens;
+  const int64_t end = (item.first_split + item.num_splits) * kSplitTokens;
+  const int64_t seen_end = first + item.num_queries;
+  return {first, (oldest > begin ? oldest : begin) / kTileKeys * kTileKeys,
+          seen_end < end ? seen_end : end};
 }
 
 TS_INLINE void LoadQueries(const AttentionArgs& args, const AttentionItem& item,
@@ -366,18 +377,16 @@ TS_INLINE void LoadQueries(const AttentionArgs& args, const AttentionItem& item,
 }
 
 TS_INLINE void WalkTile(const AttentionArgs& args, const AttentionItem& item,
-                        const ItemRange& range, int64_t tile_begin, AttentionScratch& scratch) {
+                        const ItemRange& range, int64_t tile_begin, const Upcoming& next,
+                        AttentionScratch& scratch) {
   const int64_t group = args.num_heads / args.num_kv_heads;
   const int64_t rows = item.num_queries * group;
   const int64_t left = range.key_end - tile_begin;
   const int64_t count = left < kTileKeys ? left : kTileKeys;
   const int64_t num_panels = (count + kLanes - 1) / kLanes;
   Locate(args, item, tile_begin, count, scratch);
-  // Values arrive while scores are computed, the next tile's keys while values are summed.
-  PrefetchVectors(scratch.value_at, count, args.head_dim);
-  TransposeKeys(scratch, num_panels, args.head_dim);
+  TransposeKeys(args, scratch, num_panels, next);
   Scores(scratch, rows, num_panels, args.head_dim);
-  PrefetchKeys(args, item, tile_begin + kTileKeys, range.key_end);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t position = range.first_position + row / group;
     int64_t high = position + 1 - tile_begin;
@@ -408,7 +417,27 @@ TS_INLINE void Finish(const AttentionArgs& args, const AttentionItem& item,
   }
 }
 
-void AttendItem(const AttentionArgs& args, const AttentionItem& item) {
+// What follows the tile at `tile_begin`: the item's next tile, else the first one of the item after
+// it.
+TS_INLINE Upcoming After(const AttentionArgs& args, const AttentionItem& item,
+                         const ItemRange& range, int64_t tile_begin,
+                         const AttentionItem* next_item) {
+  int64_t first = tile_begin + kTileKeys;
+  int64_t end = range.key_end;
+  const AttentionItem* owner = &item;
+  if (first >= end) {
+    if (next_item == nullptr) return {&item, 0, 0};
+    const ItemRange next = RangeOf(args, *next_item);
+    owner = next_item;
+    first = next.first_tile;
+    end = next.key_end;
+  }
+  const int64_t left = end - first;
+  return {owner, first, left < kTileKeys ? (left > 0 ? left : 0) : kTileKeys};
+}
+
+void AttendItem(const AttentionArgs& args, const AttentionItem& item,
+                const AttentionItem* next_item) {
   const int64_t rows = item.num_queries * (args.num_heads / args.num_kv_heads);
   const int64_t head_dim = args.head_dim;
   const int64_t state_floats = StateFloats(rows, head_dim);
@@ -430,10 +459,11 @@ void AttendItem(const AttentionArgs& args, const AttentionItem& item) {
   for (int32_t split = item.first_split; split < item.first_split + item.num_splits; ++split) {
     ClearState(scratch.tile, rows, head_dim);
     const int64_t split_begin = split * kSplitTokens;
+    const int64_t first_tile = split_begin > range.first_tile ? split_begin : range.first_tile;
     const int64_t split_end =
         split_begin + kSplitTokens < range.key_end ? split_begin + kSplitTokens : range.key_end;
-    for (int64_t tile = split_begin; tile < split_end; tile += kTileKeys) {
-      if (tile + kTileKeys > range.key_begin) WalkTile(args, item, range, tile, scratch);
+    for (int64_t tile = first_tile; tile < split_end; tile += kTileKeys) {
+      WalkTile(args, item, range, tile, After(args, item, range, tile, next_item), scratch);
     }
     if (item.partial == nullptr) Fold(scratch.tile, scratch.total, rows, head_dim);
   }

@@ -100,7 +100,10 @@ void AddTiles(Plan& plan, const RowCut& cut, AttentionItem item) {
 
 void RunItems(void* context, int64_t begin, int64_t end) {
   const Plan& plan = *static_cast<const Plan*>(context);
-  for (int64_t i = begin; i < end; ++i) plan.table->attention_item(*plan.args, plan.items[i]);
+  for (int64_t i = begin; i < end; ++i) {
+    const AttentionItem* const next = i + 1 < plan.num_items ? &plan.items[i + 1] : nullptr;
+    plan.table->attention_item(*plan.args, plan.items[i], next);
+  }
 }
 
 void RunCombinations(void* context, int64_t begin, int64_t end) {

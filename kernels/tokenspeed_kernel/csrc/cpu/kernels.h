@@ -149,7 +149,8 @@ struct KernelTable {
   void (*rms_norm)(const RmsNormArgs&);
   void (*silu_and_mul)(const SiluAndMulArgs&);
   void (*rope)(const RopeArgs&);
-  void (*attention_item)(const AttentionArgs&, const AttentionItem&);
+  // `next`: the item that this thread will probably run next, or null.
+  void (*attention_item)(const AttentionArgs&, const AttentionItem&, const AttentionItem* next);
   void (*attention_combine)(const AttentionArgs&, const AttentionItem&, int64_t num_partials);
   void (*penalties)(const PenaltyArgs&);
   // Index of the first maximum; 0 when every value is NaN or -inf.

@@ -18,20 +18,24 @@
 namespace tokenspeed::cpu::TS_CPU_ISA_NAMESPACE {
 namespace {
 
-// Register blocking. A tile is kTileTokens x kTilePanels accumulators from the buffer, or
-// 1..kDirectTokens x kTilePanels with weights dequantised in registers.
+// Register blocking. Up to kDirectTokens tokens are multiplied with kTilePanels panels at once and
+// up to kTallTokens with one, weights dequantised in registers; more tokens in tiles of kTileTokens
+// x kTilePanels from the buffer.
 #if defined(__AVX512F__)
 constexpr int kTilePanels = 3;
 constexpr int kTileTokens = 8;
 constexpr int kDirectTokens = 4;
+constexpr int kTallTokens = 8;
 #elif defined(__AVX2__)
 constexpr int kTilePanels = 2;
 constexpr int kTileTokens = 3;
 constexpr int kDirectTokens = 1;
+constexpr int kTallTokens = 4;
 #else
 constexpr int kTilePanels = 1;
 constexpr int kTileTokens = 3;
 constexpr int kDirectTokens = 1;
+constexpr int kTallTokens = 1;
 #endif
 // Tokens that one task takes through its panels; a multiple of every kTileTokens.
 constexpr int64_t kTaskTokens = 240;
@@ -46,7 +50,7 @@ TS_INLINE void MultiplyTile(const float* x, int64_t x_stride, int64_t k,
   const uint8_t* at[kPanels];
 #pragma GCC unroll 8
   for (int p = 0; p < kPanels; ++p) at[p] = panels[p];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int t = 0; t < kTokens; ++t) {
 #pragma GCC unroll 8
     for (int p = 0; p < kPanels; ++p) acc[t][p] = Zero();
@@ -68,7 +72,7 @@ TS_INLINE void MultiplyTile(const float* x, int64_t x_stride, int64_t k,
         Vec weight[kPanels];
 #pragma GCC unroll 8
         for (int p = 0; p < kPanels; ++p) weight[p] = state[p].Weight(at[p], group, i);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int t = 0; t < kTokens; ++t) {
           const Vec value = Broadcast(xs[t * x_stride + i]);
 #pragma GCC unroll 8
@@ -113,7 +117,7 @@ __attribute__((noinline)) void RunTile(const LinearArgs& args, int64_t token, co
       for (int t = 0; t < kTokens; ++t) acc[t][p] = Add(acc[t][p], bias);
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int t = 0; t < kTokens; ++t) {
 #pragma GCC unroll 8
     for (int p = 0; p < kPanels; ++p) StorePanel(args, token + t, ids[p], acc[t][p]);
@@ -132,25 +136,32 @@ TS_INLINE void RunTokens(int tokens, const LinearArgs& args, int64_t token, cons
   RunTile<F, kMost, kPanels>(args, token, ids, panels, block_bytes, ahead);
 }
 
-template <class F, int kMost>
+// Runs `tokens` tokens through the panels, kPanels at a time and what is left one at a time.
+template <class F, int kMost, int kPanels>
 TS_INLINE void RunGroup(int num_panels, int tokens, const LinearArgs& args, int64_t token,
                         const int64_t* ids, const uint8_t* const* panels, int64_t block_bytes,
                         int64_t ahead) {
-  if (num_panels == kTilePanels) {
-    return RunTokens<F, kMost, kTilePanels>(tokens, args, token, ids, panels, block_bytes, ahead);
+  int p = 0;
+  for (; p + kPanels <= num_panels; p += kPanels) {
+    RunTokens<F, kMost, kPanels>(tokens, args, token, ids + p, panels + p, block_bytes, ahead);
   }
-  for (int p = 0; p < num_panels; ++p) {
-    RunTokens<F, kMost, 1>(tokens, args, token, ids + p, panels + p, block_bytes, ahead);
+  if constexpr (kPanels > 1) {
+    for (; p < num_panels; ++p) {
+      RunTokens<F, kMost, 1>(tokens, args, token, ids + p, panels + p, block_bytes, ahead);
+    }
   }
 }
 
-// One panel [k][16] as floats.
+// One panel [k][16] as floats. `ahead` as in MultiplyTile.
 template <class F>
 __attribute__((noinline)) void DequantizePanel(const uint8_t* panel, int64_t k, int64_t block_bytes,
-                                               float* out) {
+                                               int64_t ahead, float* out) {
   F state;
   for (int64_t begin = 0; begin < k; begin += F::kBlock, panel += block_bytes) {
     state.Begin(panel);
+    if (ahead != 0) {
+      for (int64_t line = 0; line < block_bytes; line += 64) Prefetch(panel + ahead + line);
+    }
     for (int group = 0; group < F::kBlock / F::kGroup; ++group) {
       state.Group(panel, group);
 #pragma GCC unroll 8
@@ -183,27 +194,32 @@ struct LinearJob {
       ids[p] = first_panel + p;
       panels[p] = args.weight + ids[p] * panel_bytes;
     }
-    if (last_token - first_token <= kDirectTokens) {
-      return RunGroup<F, kDirectTokens>(count, static_cast<int>(last_token - first_token), args,
-                                        first_token, ids, panels, kBlockBytes,
-                                        kTilePanels * panel_bytes);
+    const auto tokens = static_cast<int>(last_token - first_token);
+    if (tokens <= kDirectTokens) {
+      return RunGroup<F, kDirectTokens, kTilePanels>(count, tokens, args, first_token, ids, panels,
+                                                     kBlockBytes, kTilePanels * panel_bytes);
     }
-    if constexpr (kFormat != WeightFormat::kF32) Dequantize(count, panels);
+    if (tokens <= kTallTokens) {
+      return RunGroup<F, kTallTokens, 1>(count, tokens, args, first_token, ids, panels, kBlockBytes,
+                                         panel_bytes);
+    }
+    if constexpr (kFormat != WeightFormat::kF32)
+      Dequantize(count, kTilePanels * panel_bytes, panels);
     for (int64_t token = first_token; token < last_token; token += kTileTokens) {
-      const int tokens =
+      const int height =
           static_cast<int>(last_token - token < kTileTokens ? last_token - token : kTileTokens);
-      RunGroup<Buffered, kTileTokens>(count, tokens, args, token, ids, panels, 64, 0);
+      RunGroup<Buffered, kTileTokens, kTilePanels>(count, height, args, token, ids, panels, 64, 0);
     }
   }
 
   // Replaces the panels' addresses by those of their dequantised copies.
-  TS_INLINE void Dequantize(int count, const uint8_t** panels) const {
+  TS_INLINE void Dequantize(int count, int64_t ahead, const uint8_t** panels) const {
     const int64_t panel_floats = args.k * kLanes;
     auto* const buffer = static_cast<float*>(
         Scratch(ScratchSlot::kWeights, kTilePanels * panel_floats * sizeof(float)));
     for (int p = 0; p < count; ++p) {
       float* const out = buffer + p * panel_floats;
-      DequantizePanel<F>(panels[p], args.k, kBlockBytes, out);
+      DequantizePanel<F>(panels[p], args.k, kBlockBytes, ahead, out);
       panels[p] = reinterpret_cast<const uint8_t*>(out);
     }
   }
@@ -245,7 +261,7 @@ void EmbeddingOf(const EmbeddingArgs& args) {
     const int64_t row = id % kPanelRows;
     float* out = args.out + token * args.k;
     for (int64_t begin = 0; begin < args.k; begin += F::kBlock, panel += kBlockBytes) {
-      DequantizePanel<F>(panel, F::kBlock, kBlockBytes, block);
+      DequantizePanel<F>(panel, F::kBlock, kBlockBytes, 0, block);
       for (int i = 0; i < F::kBlock; ++i) *out++ = block[i * kLanes + row];
     }
   }
