@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-from tests.support.reference import greedy, load_reference
+from tests.support.reference import greedy_choices, load_reference
 from tests.support.server import Server
 
 PROMPTS = [
@@ -26,7 +26,7 @@ PROMPTS = [
 ]
 NUM_TOKENS = 64
 # Two float32 programs may order a sum differently; where the reference's best two logits are closer than this, either
-# continuation is right and the comparison ends there.
+# pick is right.
 TIE_MARGIN = 2e-3
 
 
@@ -45,17 +45,16 @@ def completion_tokens(client: openai.OpenAI, model: str, prompt: str) -> tuple[l
 
 def test_64_greedy_tokens_equal_transformers_for_ten_prompts(client: openai.OpenAI, model: str) -> None:
     reference = load_reference(os.environ["TOKENSPEED_EMBEDDED_MODEL"])
-    compared = 0
+    num_ties = 0
     for prompt in PROMPTS:
         prompt_ids, ids = completion_tokens(client, model, prompt)
-        expected, margins = greedy(reference, prompt_ids, NUM_TOKENS)
+        expected, margins = greedy_choices(reference, prompt_ids, ids)
         assert len(ids) == NUM_TOKENS
         for position, (got, want) in enumerate(zip(ids, expected, strict=True)):
             if got != want:
                 assert margins[position] < TIE_MARGIN, f"{prompt!r}: token {position} is {got}, transformers' is {want}"
-                break
-            compared += 1
-    assert compared >= 0.95 * NUM_TOKENS * len(PROMPTS), "ties may end a comparison, but hardly ever do"
+                num_ties += 1
+    assert num_ties <= 3, "a tie is possible, but rare"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

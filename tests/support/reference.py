@@ -77,20 +77,12 @@ def load_reference(path: str | Path) -> LlamaForCausalLM:
 
 
 @torch.inference_mode()
-def greedy(model: LlamaForCausalLM, prompt_ids: list[int], num_tokens: int) -> tuple[list[int], list[float]]:
-    """Greedy continuation: `num_tokens` ids (no token ends it), and the margin between the best and second logit.
+def greedy_choices(model: LlamaForCausalLM, prompt_ids: list[int], ids: list[int]) -> tuple[list[int], list[float]]:
+    """What the model would pick greedily after the prompt and after each but the last of `ids`, and by which margin.
 
-    The margin tells a real mismatch from a tie that float32 rounding may break either way.
+    One forward instead of a generation: `ids` is the model's greedy continuation exactly when the picks equal it.
+    The margin, best minus second logit, tells a real mismatch from a tie that float32 rounding may break either way.
     """
-    result = model.generate(
-        torch.tensor([prompt_ids]),
-        attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    best = [logits[0].topk(2).values for logits in result.logits]
-    return result.sequences[0, len(prompt_ids) :].tolist(), [float(top[0] - top[1]) for top in best]
+    logits = model(torch.tensor([prompt_ids + ids[:-1]]), use_cache=False, logits_to_keep=len(ids)).logits[0]
+    top = logits.topk(2)
+    return top.indices[:, 0].tolist(), (top.values[:, 0] - top.values[:, 1]).tolist()
