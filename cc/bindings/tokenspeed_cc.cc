@@ -48,12 +48,38 @@ void DefView(Class& cls, const char* name, const std::vector<T> Owner::* member)
       name, [member](py::object self) { return View(self.cast<const Owner&>().*member, self); });
 }
 
+// A vector of structs of int32, viewed as int32[n, fields].
+template <class T>
+py::array ViewTuples(const std::vector<T>& values, py::handle owner) {
+  constexpr py::ssize_t kFields = sizeof(T) / sizeof(int32_t);
+  return View(reinterpret_cast<const int32_t*>(values.data()),
+              {static_cast<py::ssize_t>(values.size()), kFields}, owner);
+}
+
+template <class Class, class Owner, class T>
+void DefTuples(Class& cls, const char* name, const std::vector<T> Owner::* member) {
+  cls.def_property_readonly(name, [member](py::object self) {
+    return ViewTuples(self.cast<const Owner&>().*member, self);
+  });
+}
+
+// One group's part of a plan, which it keeps alive.
+struct GroupPlanView {
+  py::object plan;
+  size_t side;
+  template <class T>
+  py::array View(const std::vector<T> GroupPlan::* member) const {
+    return ViewTuples(plan.cast<const Plan&>().groups[side].*member, plan);
+  }
+};
+
 std::vector<int32_t> Copy(const TokenArray& array, const char* field) {
   if (array.ndim() != 1) throw py::value_error(std::string(field) + " must have one dimension");
   return {array.data(), array.data() + array.size()};
 }
 
 constexpr const char* kRoleNames[] = {"fused", "prefill", "decode"};
+constexpr const char* kGroupNames[] = {"full", "window", "state"};
 constexpr const char* kPauseNames[] = {"abort", "wait", "keep"};
 
 // The index of `name` in `names`, as the enum that they spell.
@@ -68,12 +94,27 @@ Enum Parse(const char* field, const std::string& name, const char* const (&names
 Role ParseRole(const std::string& name) { return Parse<Role>("role", name, kRoleNames); }
 
 void BindConfig(py::module_& m) {
+  py::class_<CacheGroup>(m, "CacheGroup")
+      .def(py::init([](const std::string& kind, int32_t blocks_per_parent, int32_t window_tokens,
+                       int32_t checkpoint_tokens) {
+             return CacheGroup{Parse<GroupKind>("kind", kind, kGroupNames), blocks_per_parent,
+                               window_tokens, checkpoint_tokens};
+           }),
+           py::kw_only(), py::arg("kind"), py::arg("blocks_per_parent"), py::arg("window_tokens"),
+           py::arg("checkpoint_tokens"))
+      .def_property_readonly(
+          "kind", [](const CacheGroup& g) { return kGroupNames[static_cast<size_t>(g.kind)]; })
+      .def_readonly("blocks_per_parent", &CacheGroup::blocks_per_parent)
+      .def_readonly("window_tokens", &CacheGroup::window_tokens)
+      .def_readonly("checkpoint_tokens", &CacheGroup::checkpoint_tokens);
+
   py::class_<SchedulerConfig>(m, "SchedulerConfig")
       .def(py::init([](int32_t num_blocks, int32_t block_size, int32_t max_num_seqs,
                        int32_t max_model_len, int32_t max_batched_tokens, bool chunked_prefill,
                        int32_t overlap_depth, int32_t verify_width, int32_t max_decode_gap_tokens,
                        bool enable_prefix_caching, std::vector<int32_t> eos_token_ids,
-                       const std::string& role, int32_t num_host_blocks) {
+                       const std::string& role, int32_t num_host_blocks,
+                       std::vector<CacheGroup> groups) {
              return SchedulerConfig{num_blocks,
                                     block_size,
                                     max_num_seqs,
@@ -86,13 +127,15 @@ void BindConfig(py::module_& m) {
                                     enable_prefix_caching,
                                     std::move(eos_token_ids),
                                     ParseRole(role),
-                                    num_host_blocks};
+                                    num_host_blocks,
+                                    std::move(groups)};
            }),
            py::kw_only(), py::arg("num_blocks"), py::arg("block_size"), py::arg("max_num_seqs"),
            py::arg("max_model_len"), py::arg("max_batched_tokens"), py::arg("chunked_prefill"),
            py::arg("overlap_depth"), py::arg("verify_width"), py::arg("max_decode_gap_tokens"),
            py::arg("enable_prefix_caching"), py::arg("eos_token_ids"), py::arg("role") = "fused",
-           py::arg("num_host_blocks") = 0)
+           py::arg("num_host_blocks") = 0,
+           py::arg("groups") = std::vector<CacheGroup>{{GroupKind::kFull, 1, 0, 0}})
       .def_readonly("num_blocks", &SchedulerConfig::num_blocks)
       .def_readonly("block_size", &SchedulerConfig::block_size)
       .def_readonly("max_num_seqs", &SchedulerConfig::max_num_seqs)
@@ -106,7 +149,8 @@ void BindConfig(py::module_& m) {
       .def_readonly("eos_token_ids", &SchedulerConfig::eos_token_ids)
       .def_property_readonly(
           "role", [](const SchedulerConfig& c) { return kRoleNames[static_cast<size_t>(c.role)]; })
-      .def_readonly("num_host_blocks", &SchedulerConfig::num_host_blocks);
+      .def_readonly("num_host_blocks", &SchedulerConfig::num_host_blocks)
+      .def_readonly("groups", &SchedulerConfig::groups);
 
   py::class_<RequestSpec>(m, "RequestSpec")
       .def(py::init([](int64_t request_id, const TokenArray& token_ids, int32_t max_new_tokens,
@@ -138,17 +182,21 @@ void BindPlan(py::module_& m) {
                                return View(reinterpret_cast<const bool*>(rows.data()),
                                            {static_cast<py::ssize_t>(rows.size())}, self);
                              })
-      .def_property_readonly("block_copies",
-                             [](py::object self) {
-                               const auto& copies = self.cast<const Plan&>().block_copies;
-                               return View(reinterpret_cast<const int32_t*>(copies.data()),
-                                           {static_cast<py::ssize_t>(copies.size()), 2}, self);
-                             })
-      .def_property_readonly("table_updates", [](py::object self) {
-        const auto& updates = self.cast<const Plan&>().table_updates;
-        return View(reinterpret_cast<const int32_t*>(updates.data()),
-                    {static_cast<py::ssize_t>(updates.size()), 3}, self);
+      .def_property_readonly("groups", [](py::object self) {
+        py::list groups;
+        const auto count = self.cast<const Plan&>().groups.size();
+        for (size_t side = 0; side < count; ++side) groups.append(GroupPlanView{self, side});
+        return groups;
       });
+  DefTuples(plan, "block_copies", &Plan::block_copies);
+  DefTuples(plan, "table_updates", &Plan::table_updates);
+  py::class_<GroupPlanView>(m, "GroupPlan")
+      .def_property_readonly(
+          "table_updates", [](const GroupPlanView& v) { return v.View(&GroupPlan::table_updates); })
+      .def_property_readonly("copies",
+                             [](const GroupPlanView& v) { return v.View(&GroupPlan::copies); })
+      .def_property_readonly("saves",
+                             [](const GroupPlanView& v) { return v.View(&GroupPlan::saves); });
   DefView(plan, "request_ids", &Plan::request_ids);
   DefView(plan, "slots", &Plan::slots);
   DefView(plan, "query_lens", &Plan::query_lens);
@@ -275,11 +323,17 @@ void BindScheduler(py::module_& m) {
             return std::const_pointer_cast<Outcome>(AdvanceStep(s, step_id, token_ids, num_tokens));
           },
           py::arg("step_id"), py::arg("token_ids"), py::arg("num_tokens"))
-      .def("block_tables",
-           [](py::object self) {
-             const BlockTables& tables = self.cast<const Scheduler&>().tables();
-             return View(tables.cells().data(), {tables.num_slots(), tables.num_columns()}, self);
-           })
+      .def(
+          "block_tables",
+          [](py::object self, int32_t group) {
+            const auto& scheduler = self.cast<const Scheduler&>();
+            if (group < 0 || group >= scheduler.num_groups()) {
+              throw py::value_error("group " + std::to_string(group) + " does not exist");
+            }
+            const BlockTables& tables = scheduler.tables(group);
+            return View(tables.cells().data(), {tables.num_slots(), tables.num_columns()}, self);
+          },
+          py::arg("group") = 0)
       .def("transfers", &Scheduler::TakeTransfers)
       .def(
           "settle_transfer",

@@ -19,6 +19,23 @@ FINISH_STOP: int  # 1: an eos or stop token
 FINISH_LENGTH: int  # 2: max_new_tokens
 FINISH_ABORT: int  # 3
 
+class CacheGroup:
+    """One kind of attention of a model that mixes several. All groups share the pool: num_blocks parent blocks, each
+    split into blocks_per_parent blocks of a group (so equal bytes: blocks_per_parent times the group's block bytes).
+    Block i of parent p is number p * blocks_per_parent + i; the first blocks_per_parent numbers are padding."""
+
+    kind: str
+    """"full": the whole history, and the only kind the first group may have. "window": the last window_tokens.
+    "state": one recurrent state a request, in column 0 of its table row, saved every checkpoint_tokens."""
+    blocks_per_parent: int
+    """1..64"""
+    window_tokens: int
+    """0 unless kind is "window"."""
+    checkpoint_tokens: int
+    """0 unless kind is "state"; then a multiple of block_size. Prefill chunks end there."""
+
+    def __init__(self, *, kind: str, blocks_per_parent: int, window_tokens: int, checkpoint_tokens: int) -> None: ...
+
 class SchedulerConfig:
     """What the scheduler is told once; `Scheduler(config)` raises ValueError by field name."""
 
@@ -47,6 +64,8 @@ class SchedulerConfig:
     """"fused"; "prefill": a request ends when its KV was sent; "decode": its KV is received before it decodes."""
     num_host_blocks: int
     """Blocks of the host tier, numbered from 1; 0: there is none. Needs enable_prefix_caching."""
+    groups: list[CacheGroup]
+    """The cache groups. With more than one: no partial-block hits, role "fused", num_host_blocks 0."""
 
     def __init__(
         self,
@@ -64,6 +83,7 @@ class SchedulerConfig:
         eos_token_ids: list[int],
         role: str = "fused",
         num_host_blocks: int = 0,
+        groups: list[CacheGroup] = ...,
     ) -> None: ...
 
 class RequestSpec:
@@ -126,6 +146,24 @@ class Plan:
     @property
     def table_updates(self) -> NDArray[np.int32]:
         """[U, 3] (slot, column, block): every change of the block tables since the plan before, in order."""
+
+    @property
+    def groups(self) -> list[GroupPlan]:
+        """From group 1 on."""
+
+class GroupPlan:
+    """What a step means to one cache group beyond the first; as for group 0, and what only states need."""
+
+    @property
+    def table_updates(self) -> NDArray[np.int32]:
+        """[U, 3] (slot, column, block)"""
+    @property
+    def copies(self) -> NDArray[np.int32]:
+        """[C, 2] (source, destination) to run before the step: a saved state becomes a working state. A request whose
+        first row has context_len 0 starts from a zero state instead."""
+    @property
+    def saves(self) -> NDArray[np.int32]:
+        """[S, 2] (source, destination) to run behind the step: the working state as it is then is kept."""
 
 class Outcome:
     """What a settled step meant. One entry a request that produced tokens or ended, in row order."""
@@ -293,8 +331,8 @@ class Scheduler:
         """ "abort": every request ends now, their ends are returned. "wait": who runs goes on, nobody is admitted.
         "keep": nothing is planned. Submitting goes on. Raises ValueError: unknown mode."""
     def resume(self) -> None: ...
-    def block_tables(self) -> NDArray[np.int32]:
-        """[num_slots, ceil(max_model_len / block_size)], a live read-only view. While a request lives in a row its
+    def block_tables(self, group: int = 0) -> NDArray[np.int32]:
+        """[num_slots, ceil(max_model_len / block_size)] (a state group: [num_slots, 1]), a live read-only view. While a request lives in a row its
         cells are only appended; the row is not used again while a step in flight reads it."""
     def has_work(self) -> bool:
         """Whether a request is live or a step is in flight."""

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 import tokenspeed_cc
-from tokenspeed_cc import FINISH_ABORT, FINISH_LENGTH, BlockStored, Plan, RequestSpec, Scheduler, SchedulerConfig
+from tokenspeed_cc import (
+    FINISH_ABORT,
+    FINISH_LENGTH,
+    BlockStored,
+    CacheGroup,
+    Plan,
+    RequestSpec,
+    Scheduler,
+    SchedulerConfig,
+)
 
 CONFIG: dict[str, Any] = {
     "num_blocks": 33,
@@ -153,6 +162,25 @@ def test_kv_events_carry_hash_parent_and_tokens() -> None:
     assert first.token_ids == [10, 11, 12, 13]
     assert s.flush_cache()
     assert [type(e).__name__ for e in s.kv_events()] == ["AllBlocksCleared"]
+
+
+def test_groups_have_tables_and_plans_of_their_own() -> None:
+    full = CacheGroup(kind="full", blocks_per_parent=1, window_tokens=0, checkpoint_tokens=0)
+    state = CacheGroup(kind="state", blocks_per_parent=2, window_tokens=0, checkpoint_tokens=8)
+    s = scheduler(groups=[full, state])
+    s.submit(spec(7, 10))
+    plan = planned(s)
+    (group,) = plan.groups
+    assert plan.query_lens.tolist() == [8]
+    assert group.table_updates.shape == (1, 3)
+    assert group.copies.shape == (0, 2)
+    assert group.saves.shape == (1, 2)
+    assert s.block_tables(1).shape == (8, 1)
+    assert s.block_tables(1)[plan.slots[0], 0] == group.saves[0, 0]
+    with pytest.raises(ValueError, match="group 2 does not exist"):
+        s.block_tables(2)
+    with pytest.raises(ValueError, match="kind is unknown"):
+        CacheGroup(kind="sparse", blocks_per_parent=1, window_tokens=0, checkpoint_tokens=0)
 
 
 def test_the_stub_names_everything_the_module_has() -> None:

@@ -21,6 +21,7 @@ class EvictOrder {
   }
 
   bool empty() const { return heap_.empty(); }
+  int32_t size() const { return static_cast<int32_t>(heap_.size()); }
   bool Contains(BlockId block) const { return position_[block.index()] >= 0; }
   BlockId Oldest() const { return heap_.front().block; }
 

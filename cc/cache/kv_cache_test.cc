@@ -32,7 +32,8 @@ class KvCacheTest : public ::testing::Test {
                  .block_size = 2,
                  .num_slots = 2,
                  .max_blocks_per_seq = 5,
-                 .enable_prefix_caching = true}};
+                 .enable_prefix_caching = true,
+                 .groups = {{GroupKind::kFull, 1, 0, 0}}}};
 
   PrefixHit Match(const Sequence& sequence, int32_t limit) {
     const PrefixCursor path = cache.Extend({}, kMe, sequence.content(), limit);
@@ -69,14 +70,15 @@ TEST_F(KvCacheTest, ASecondTurnFindsTheFullBlocksAndCopiesTheTail) {
   ASSERT_TRUE(in);
   EXPECT_EQ(in->num_cached_tokens, 3);
   EXPECT_EQ(in->residence.num_published(), 1);
-  EXPECT_NE(in->copy_from, in->copy_to);
-  EXPECT_EQ(cache.tables().At(in->residence.slot(), 1), in->copy_to.value());
+  ASSERT_EQ(in->copies.size(), 1u);
+  EXPECT_NE(in->copies[0].from, in->copies[0].to);
+  EXPECT_EQ(cache.tables().At(in->residence.slot(), 1), in->copies[0].to.value());
 }
 
 TEST_F(KvCacheTest, TheSourceOfACopyCannotBeEvictedBeforeItsPinIsDropped) {
   RunThrough(Sequence({1}));
   auto in = MoveIn(Sequence({1, 5}), 0);
-  ASSERT_TRUE(in->copy_to.valid());
+  ASSERT_EQ(in->copies.size(), 1u);
   EXPECT_EQ(cache.num_available(), 3);
   in->copy_source = PathPin();
   EXPECT_EQ(cache.num_available(), 4);

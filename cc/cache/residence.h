@@ -15,6 +15,7 @@
 #include "cc/cache/block_pool.h"
 #include "cc/cache/identity.h"
 #include "cc/cache/prefix_index.h"
+#include "cc/cache/side_columns.h"
 #include "cc/cache/slot_pool.h"
 
 namespace tokenspeed {
@@ -32,6 +33,8 @@ class Residence {
   // False once its content no longer matches any identity.
   bool publishes() const { return publishes_; }
   BlockId tip() const { return pin_.node(); }
+  // By group, from group 1 on.
+  const std::vector<SideColumns>& sides() const { return sides_; }
 
  private:
   friend class KvCache;
@@ -41,6 +44,7 @@ class Residence {
   SlotRef slot_;
   PathPin pin_;
   std::vector<BlockRef> columns_;
+  std::vector<SideColumns> sides_;
   Identity identity_;
   int32_t num_published_ = 0;
   bool publishes_ = true;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "cc/base/containers.h"
@@ -72,9 +73,9 @@ bool Scheduler::Admit(Draft& draft, Request& request) {
       config_.role == Role::kDecode && std::holds_alternative<Submitted>(request.state);
   const std::vector<BlockId> host_run =
       receives ? std::vector<BlockId>() : FindHostRun(request, identity, content);
-  PrefixHit hit{request.hit, {}};
+  PrefixHit hit{cache_.Joint(request.hit), {}};
   if (!receives && host_run.empty()) {
-    hit.tail = cache_.FindTail(request.hit, identity, content, num_tokens - 1);
+    hit.tail = cache_.FindTail(hit.path, identity, content, num_tokens - 1);
   }
   const int32_t num_path = hit.path.num_blocks * config_.block_size;
   const int32_t num_loaded = static_cast<int32_t>(host_run.size()) * config_.block_size;
@@ -90,19 +91,19 @@ bool Scheduler::Admit(Draft& draft, Request& request) {
   const auto num_spare = static_cast<int32_t>(decoding_.size());
   auto moved_in = cache_.MoveIn(hit, identity, num_tokens, num_spare);
   if (!moved_in) return false;
+  request.scheduled = num_cached;
+  const int32_t chunk = ChunkOf(draft, request);
+  if (cache_.num_groups() > 1 && !cache_.Grow(moved_in->residence, num_cached + chunk))
+    return false;
 
   waiting_.Remove(request);
   request.is_new_in_slot = true;
-  request.scheduled = num_cached;
   request.settled = num_path;
   if (request.counters.admitted_step < 0) {
     request.counters.admitted_step = next_step_;
     request.counters.cached_tokens = num_cached;
   }
-  if (moved_in->copy_to.valid()) {
-    draft.plan->block_copies.push_back({moved_in->copy_from.value(), moved_in->copy_to.value()});
-    draft.copy_sources.push_back(std::move(moved_in->copy_source));
-  }
+  TakeCopies(draft, *moved_in);
   if (receives) {
     Advance<Submitted>(request, event::Receive{std::move(moved_in->residence)});
     StartReceive(request);
@@ -114,8 +115,19 @@ bool Scheduler::Admit(Draft& draft, Request& request) {
     prefilling_.push_back(&request);
   }
   ClaimNextBlock(request);
-  if (std::holds_alternative<Prefilling>(request.state)) PlanChunk(draft, request);
+  if (std::holds_alternative<Prefilling>(request.state)) PlanChunk(draft, request, chunk);
   return true;
+}
+
+void Scheduler::TakeCopies(Draft& draft, MovedIn& moved_in) {
+  Plan& plan = *draft.plan;
+  for (const GroupCopy& copy : moved_in.copies) {
+    auto& copies = copy.group == 0 ? plan.block_copies
+                                   : plan.groups[static_cast<size_t>(copy.group) - 1].copies;
+    copies.push_back({copy.from.value(), copy.to.value()});
+    if (copy.group == 0) draft.copy_sources.push_back(std::move(moved_in.copy_source));
+  }
+  std::ranges::move(moved_in.side_sources, std::back_inserter(draft.side_sources));
 }
 
 std::vector<BlockId> Scheduler::FindHostRun(const Request& request, const Identity& identity,
@@ -153,9 +165,9 @@ void Scheduler::Retract(Request& request) {
 }
 
 Request* Scheduler::YoungestResident() const {
-  Request* youngest = decoding_.back();
+  Request* youngest = decoding_.empty() ? nullptr : decoding_.back();
   for (Request* request : prefilling_) {
-    if (youngest->key < request->key) youngest = request;
+    if (youngest == nullptr || youngest->key < request->key) youngest = request;
   }
   return youngest;
 }

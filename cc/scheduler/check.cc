@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 #include <algorithm>
+#include <set>
 #include <vector>
 
 #include "cc/scheduler/scheduler.h"
@@ -8,25 +9,46 @@
 namespace tokenspeed {
 
 void Scheduler::CheckInvariants() const {
-  cache_.index().Check();
+  cache_.Check();
+  host_.Check();
   CheckBlocks();
   CheckRequests();
 }
 
+namespace {
+
+// Counts what is held of one cache group, and that nothing is held twice.
+class Holdings {
+ public:
+  explicit Holdings(const BlockSource& pool) : pool_(pool) {}
+  void Add(const BlockRef& block) {
+    if (!block) return;
+    Check(seen_.insert(block.id()).second, "no block is held twice");
+    Check(!pool_.IsFree(block.id()), "a held block is not free");
+  }
+  int32_t count() const { return static_cast<int32_t>(seen_.size()); }
+
+ private:
+  const BlockSource& pool_;
+  std::set<BlockId> seen_;
+};
+
+}  // namespace
+
 void Scheduler::CheckBlocks() const {
-  const BlockPool& pool = cache_.pool();
-  std::vector<bool> seen(static_cast<size_t>(pool.num_total()) + 1, false);
-  int32_t num_held = 0;
+  std::vector<Holdings> held;
+  for (int32_t g = 0; g < cache_.num_groups(); ++g) held.emplace_back(cache_.pool(g));
   int32_t num_homes = 0;
   const auto visit = [&](const Residence& residence) {
     ++num_homes;
     for (const BlockRef& block : residence.columns()) {
-      if (!block) continue;
-      Check(!seen[block.id().index()], "no block is held twice");
-      Check(!pool.IsFree(block.id()), "a held block is not free");
-      Check(!cache_.index().Contains(block.id()), "a held block is not in the prefix index");
-      seen[block.id().index()] = true;
-      ++num_held;
+      held[0].Add(block);
+      Check(!block || !cache_.index().Contains(block.id()),
+            "a held block is not in the prefix index");
+    }
+    for (size_t side = 0; side < residence.sides().size(); ++side) {
+      for (const BlockRef& block : residence.sides()[side].own) held[side + 1].Add(block);
+      for (const SavedState& state : residence.sides()[side].saved) held[side + 1].Add(state.block);
     }
   };
   for (const auto* residents : {&prefilling_, &decoding_, &transferring_}) {
@@ -40,12 +62,25 @@ void Scheduler::CheckBlocks() const {
     if (ticket.estate) visit(*ticket.estate);
     num_host_targets += static_cast<int32_t>(ticket.host_targets.size());
   }
-  host_.Check();
   Check(host_.num_reserved() == num_host_targets, "free + reserved + stored host blocks == total");
-  Check(pool.num_free() + num_held + cache_.index().num_cached() == pool.num_total(),
-        "free + held + cached blocks == total");
   Check(cache_.slots().num_free() + num_homes == cache_.slots().num_slots(),
         "free + held slots == total");
+  int32_t num_split = 0;
+  for (int32_t g = 0; g < cache_.num_groups(); ++g) {
+    const int32_t cached = g == 0 ? cache_.index().num_cached() : cache_.side(g).num_attached();
+    int32_t of_others = 0;  // blocks of this size that memory split by the other groups would make
+    for (int32_t other = 0; other < cache_.num_groups(); ++other) {
+      if (other == g) continue;
+      of_others += cache_.split(other)->num_parents() * cache_.group(g).blocks_per_parent;
+    }
+    Check(cache_.pool(g).num_free() + held[static_cast<size_t>(g)].count() + cached + of_others ==
+              cache_.pool(g).num_total(),
+          "free + held + cached blocks == total");
+    num_split += cache_.split(g) == nullptr ? 0 : cache_.split(g)->num_parents();
+  }
+  Check(cache_.split(0) == nullptr ||
+            cache_.parents().num_free() + num_split == cache_.parents().num_total(),
+        "free parents + those split by a group == total");
 }
 
 void Scheduler::CheckRequests() const {

@@ -2,9 +2,12 @@
 
 #include "cc/scheduler/config.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "cc/base/containers.h"
+#include "cc/cache/block_pool.h"
 
 namespace tokenspeed {
 namespace {
@@ -30,6 +33,24 @@ Status ValidateTokens(const RequestSpec& spec) {
   return Status::Ok();
 }
 
+// Parent blocks that a request of `num_tokens` takes when it runs alone, at its worst moment.
+int32_t ParentsAlone(const SchedulerConfig& config, int32_t num_tokens) {
+  const int32_t columns = CeilDiv(num_tokens, config.block_size);
+  int32_t parents = 0;
+  for (const CacheGroup& group : config.groups) {
+    int32_t blocks = columns;
+    if (group.kind == GroupKind::kState) blocks = 1;
+    if (group.kind == GroupKind::kWindow) {
+      // While a step writes its chunk, the window before the chunk is still read.
+      const int32_t reach =
+          group.window_tokens + (config.overlap_depth + 1) * config.max_batched_tokens;
+      blocks = std::min(columns, CeilDiv(reach, config.block_size) + 1);
+    }
+    parents += CeilDiv(blocks, group.blocks_per_parent);
+  }
+  return parents;
+}
+
 Status ValidateFit(const RequestSpec& spec, const SchedulerConfig& config) {
   const auto prompt = static_cast<int64_t>(spec.token_ids.size());
   const int64_t total = prompt + spec.max_new_tokens;
@@ -42,12 +63,55 @@ Status ValidateFit(const RequestSpec& spec, const SchedulerConfig& config) {
     return Status::Invalid("prompt of " + Number(prompt) + " tokens exceeds max_batched_tokens " +
                            Number(config.max_batched_tokens) + ", and chunked_prefill is off");
   }
+  if (const int32_t parents = ParentsAlone(config, static_cast<int32_t>(total - 1));
+      config.groups.size() > 1 && parents > config.num_blocks - 1) {
+    return Status::Invalid("prompt of " + Number(prompt) + " tokens and max_new_tokens " +
+                           Number(spec.max_new_tokens) + " need " + Number(parents) +
+                           " parent blocks over all cache groups, the pool has num_blocks " +
+                           Number(config.num_blocks - 1));
+  }
   // The last token is emitted and never read back, so its KV needs no room.
   const int32_t blocks = CeilDiv(static_cast<int32_t>(total - 1), config.block_size);
-  if (blocks > config.num_blocks - 1) {
+  if (blocks > (config.num_blocks - 1) * config.groups[0].blocks_per_parent) {
     return Status::Invalid("prompt of " + Number(prompt) + " tokens and max_new_tokens " +
                            Number(spec.max_new_tokens) + " need " + Number(blocks) +
                            " KV blocks, the pool has num_blocks " + Number(config.num_blocks - 1));
+  }
+  return Status::Ok();
+}
+
+Status ValidateGroup(const SchedulerConfig& config, size_t g) {
+  const CacheGroup& group = config.groups[g];
+  const std::string name = "groups[" + std::to_string(g) + "]";
+  if ((group.kind == GroupKind::kFull) != (g == 0)) {
+    return Status::Invalid(name + ".kind: the first group is full, the others are window or state");
+  }
+  if (group.blocks_per_parent < 1 || group.blocks_per_parent > GroupPool::kMaxBlocksPerParent) {
+    return Status::Invalid(name + ".blocks_per_parent must be between 1 and " +
+                           Number(GroupPool::kMaxBlocksPerParent));
+  }
+  if (group.kind == GroupKind::kWindow && group.window_tokens < 1) {
+    return Status::Invalid(name + ".window_tokens must be positive");
+  }
+  if (group.kind != GroupKind::kState) return Status::Ok();
+  if (group.checkpoint_tokens < 1 || group.checkpoint_tokens % config.block_size != 0) {
+    return Status::Invalid(name + ".checkpoint_tokens must be a positive multiple of block_size");
+  }
+  if (config.verify_width > 1) {
+    return Status::Invalid(
+        name + ": a recurrent state cannot take drafted tokens back, so verify_width must be 1");
+  }
+  return Status::Ok();
+}
+
+Status ValidateGroups(const SchedulerConfig& config) {
+  if (config.groups.empty()) return Status::Invalid("groups is empty: the full history needs one");
+  for (size_t g = 0; g < config.groups.size(); ++g) {
+    if (Status status = ValidateGroup(config, g); !status.ok()) return status;
+  }
+  if (config.groups.size() > 1 && (config.role != Role::kFused || config.num_host_blocks > 0)) {
+    return Status::Invalid(
+        "groups beyond the first need role fused and num_host_blocks 0: transfers carry group 0");
   }
   return Status::Ok();
 }
@@ -74,6 +138,7 @@ Status Validate(const SchedulerConfig& config) {
         "num_host_blocks needs enable_prefix_caching: the host tier holds prefixes");
   }
   if (config.overlap_depth < 0) return Status::Invalid("overlap_depth must not be negative");
+  if (Status status = ValidateGroups(config); !status.ok()) return status;
   const int64_t decode_tokens = int64_t{config.max_num_seqs} * config.verify_width;
   if (config.max_batched_tokens < decode_tokens) {
     return Status::Invalid("max_batched_tokens " + Number(config.max_batched_tokens) +

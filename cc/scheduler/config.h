@@ -10,6 +10,7 @@
 
 #include "cc/base/ids.h"
 #include "cc/base/status.h"
+#include "cc/cache/group.h"
 
 namespace tokenspeed {
 
@@ -29,7 +30,8 @@ struct SchedulerConfig {
   bool enable_prefix_caching;
   std::vector<int32_t> eos_token_ids;
   Role role;
-  int32_t num_host_blocks;  // of the host tier; 0: there is none
+  int32_t num_host_blocks;         // of the host tier; 0: there is none
+  std::vector<CacheGroup> groups;  // the first one keeps the full history
 };
 
 Status Validate(const SchedulerConfig& config);

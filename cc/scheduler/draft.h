@@ -17,6 +17,7 @@ struct Scheduler::Draft {
   std::shared_ptr<Plan> plan = std::make_shared<Plan>();
   std::vector<Row> rows;
   std::vector<PathPin> copy_sources;
+  std::vector<SidePin> side_sources;
   int32_t num_tokens = 0;      // of all rows
   int32_t prefill_budget = 0;  // tokens that prefill rows may still take
 };

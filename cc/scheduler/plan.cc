@@ -13,6 +13,7 @@ std::shared_ptr<const Plan> Scheduler::MakePlan() {
   if (static_cast<int32_t>(tickets_.size()) > config_.overlap_depth) return nullptr;
   if (paused_ == PauseMode::kKeep) return nullptr;
   Draft draft;
+  draft.plan->groups.resize(static_cast<size_t>(cache_.num_groups()) - 1);
   if (std::exchange(prefill_turn_, false)) {
     draft.prefill_budget = config_.max_batched_tokens;
     AdmitWaiting(draft);
@@ -76,26 +77,62 @@ int32_t Scheduler::PrefillBudget(const Draft& draft) const {
 void Scheduler::PlanPrefills(Draft& draft) {
   for (size_t i = 0; i < prefilling_.size() && draft.prefill_budget > 0;) {
     Request& request = *prefilling_[i];
-    PlanChunk(draft, request);
-    if (i < prefilling_.size() && prefilling_[i] == &request)
-      ++i;  // it leaves the list with its last chunk
+    const int32_t chunk = ChunkOf(draft, request);
+    if (MakeRoomForPrefill(draft, request, request.scheduled + chunk)) {
+      PlanChunk(draft, request, chunk);
+    }
+    // It leaves the list with its last chunk, or when it was the one to be retracted.
+    if (i < prefilling_.size() && prefilling_[i] == &request) ++i;
   }
 }
 
-void Scheduler::PlanChunk(Draft& draft, Request& request) {
-  const int32_t left = request.log.size() - request.scheduled;
-  const int32_t chunk = std::min(left, draft.prefill_budget);
+bool Scheduler::MakeRoomForPrefill(const Draft& draft, Request& request, int32_t num_tokens) {
+  // The prompt's blocks of group 0 are there since admission; a window's come chunk by chunk.
+  while (!cache_.Grow(*HomeOf(request.state), num_tokens)) {
+    // Somebody else moves or gives blocks back: then this one can wait.
+    if (!draft.rows.empty() || !tickets_.empty() || BlocksWillReturn()) return false;
+    Request* victim = YoungestResident();
+    Retract(*victim);
+    if (victim == &request) return false;
+  }
+  return true;
+}
+
+int32_t Scheduler::ChunkOf(const Draft& draft, const Request& request) const {
+  int32_t chunk = std::min(request.log.size() - request.scheduled, draft.prefill_budget);
+  for (int32_t g = 1; g < cache_.num_groups(); ++g) {
+    const CacheGroup& group = cache_.group(g);
+    if (group.kind != GroupKind::kState || !config_.chunked_prefill) continue;
+    // A state can only be saved where a step ends.
+    chunk = std::min(chunk, group.checkpoint_tokens - request.scheduled % group.checkpoint_tokens);
+  }
+  return chunk;
+}
+
+void Scheduler::PlanChunk(Draft& draft, Request& request, int32_t chunk) {
   const auto tokens = request.log.tokens(request.scheduled, chunk);
   auto& prompt = draft.plan->prompt_token_ids;
   prompt.insert(prompt.end(), tokens.begin(), tokens.end());
   draft.prefill_budget -= chunk;
-  const bool last = chunk == left;
+  const bool last = request.scheduled + chunk == request.log.size();
   AddRow(draft, request, {.query_len = chunk, .samples = last, .decodes = false});
   if (!last) return;
   Advance<Prefilling>(request, event::PromptScheduled{});
   if (request.counters.prefill_done_step < 0) request.counters.prefill_done_step = next_step_;
   EraseFirst(prefilling_, &request);
   InsertDecoding(request);
+}
+
+void Scheduler::SaveStates(Draft& draft, Request& request) {
+  for (int32_t g = 1; g < cache_.num_groups(); ++g) {
+    const CacheGroup& group = cache_.group(g);
+    if (group.kind != GroupKind::kState || request.scheduled % group.checkpoint_tokens != 0)
+      continue;
+    const auto save = cache_.SaveState(*HomeOf(request.state), g, request.scheduled);
+    if (!save) continue;
+    draft.plan->groups[static_cast<size_t>(g) - 1].saves.push_back(
+        {save->from.value(), save->to.value()});
+  }
 }
 
 void Scheduler::InsertDecoding(Request& request) {
@@ -125,6 +162,7 @@ void Scheduler::AddRow(Draft& draft, Request& request, RowShape shape) {
   request.samples_in_flight += shape.samples ? 1 : 0;
   request.counters.num_sampling_rows += shape.samples ? 1 : 0;
   request.last_step = StepId(next_step_);
+  if (cache_.num_groups() > 1) SaveStates(draft, request);
   request.is_delayed = false;
 }
 
@@ -132,7 +170,14 @@ std::shared_ptr<const Plan> Scheduler::Launch(Draft draft) {
   Plan& plan = *draft.plan;
   plan.step_id = next_step_++;
   plan.table_updates = cache_.tables().TakeUpdates();
-  tickets_.push_back({draft.plan, std::move(draft.rows), {}, std::move(draft.copy_sources)});
+  for (int32_t g = 1; g < cache_.num_groups(); ++g) {
+    plan.groups[static_cast<size_t>(g) - 1].table_updates = cache_.tables(g).TakeUpdates();
+  }
+  tickets_.push_back({draft.plan,
+                      std::move(draft.rows),
+                      {},
+                      std::move(draft.copy_sources),
+                      std::move(draft.side_sources)});
   return draft.plan;
 }
 

@@ -21,6 +21,13 @@ struct BlockCopy {
 };
 static_assert(sizeof(BlockCopy) == 2 * sizeof(int32_t), "exported as int32[C, 2]");
 
+// What a step means to one cache group beyond the first.
+struct GroupPlan {
+  std::vector<TableUpdate> table_updates;
+  std::vector<BlockCopy> copies;  // before the step
+  std::vector<BlockCopy> saves;   // behind it: states to keep as they are then
+};
+
 // One step. Rows are decodes first, then prefill chunks; all row arrays have equal length.
 struct Plan {
   int64_t step_id = -1;
@@ -35,6 +42,7 @@ struct Plan {
   std::vector<int64_t> new_slot_request_ids;
   std::vector<BlockCopy> block_copies;
   std::vector<TableUpdate> table_updates;
+  std::vector<GroupPlan> groups;  // from group 1 on
 
   int32_t num_rows() const { return static_cast<int32_t>(request_ids.size()); }
 };

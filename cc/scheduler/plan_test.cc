@@ -98,20 +98,20 @@ TEST(Plan, TheTableDeltasRebuildTheTables) {
   sched.submit(Ask(1).prompt(9).max_new(12))
       .submit(Ask(2).prompt(3).max_new(9))
       .submit(Ask(3).prompt(30));
-  std::vector<int32_t> mirror(sched.get().tables().cells().size(), 0);
-  const auto columns = static_cast<size_t>(sched.get().tables().num_columns());
+  std::vector<int32_t> mirror(sched.get().tables(0).cells().size(), 0);
+  const auto columns = static_cast<size_t>(sched.get().tables(0).num_columns());
   while (sched.get().HasWork()) {
     const auto plan = sched.plan();
     for (const TableUpdate& u : plan->table_updates) {
       mirror[static_cast<size_t>(u.slot) * columns + static_cast<size_t>(u.column)] = u.block;
     }
-    const auto cells = sched.get().tables().cells();
+    const auto cells = sched.get().tables(0).cells();
     EXPECT_EQ(mirror, std::vector<int32_t>(cells.begin(), cells.end()));
     for (int row = 0; row < plan->num_rows(); ++row) {
       const auto r = static_cast<size_t>(row);
       const int last = (plan->context_lens[r] + plan->query_lens[r] - 1) / 4;
       for (int c = 0; c <= last; ++c)
-        EXPECT_NE(sched.get().tables().At(SlotId(plan->slots[r]), c), 0);
+        EXPECT_NE(sched.get().tables(0).At(SlotId(plan->slots[r]), c), 0);
     }
     sched.settle();
   }

@@ -23,7 +23,8 @@ KvCacheConfig CacheConfig(const SchedulerConfig& config) {
           .block_size = config.block_size,
           .num_slots = config.max_num_seqs * sets,
           .max_blocks_per_seq = CeilDiv(config.max_model_len, config.block_size),
-          .enable_prefix_caching = config.enable_prefix_caching};
+          .enable_prefix_caching = config.enable_prefix_caching,
+          .groups = config.groups};
 }
 
 }  // namespace
@@ -91,7 +92,7 @@ std::optional<Ended> Scheduler::Abort(RequestId id) {
 bool Scheduler::FlushCache() {
   const bool resident = !prefilling_.empty() || !decoding_.empty() || !transferring_.empty();
   if (resident || !tickets_.empty() || !transfers_.empty()) return false;
-  cache_.index().Clear();
+  cache_.Clear();
   host_.Clear();
   return true;
 }
@@ -130,12 +131,12 @@ std::vector<Ended> Scheduler::Pause(PauseMode mode) {
 Load Scheduler::load() const {
   const int32_t total = cache_.pool().num_total();
   const int32_t free = cache_.pool().num_free();
-  const int32_t cached = cache_.index().num_idle();
+  const int32_t active = std::min(cache_.num_active(), total - free);
   return {.num_running =
               static_cast<int32_t>(prefilling_.size() + decoding_.size() + transferring_.size()),
           .num_waiting = waiting_.size(),
-          .active_blocks = total - free - cached,
-          .cached_blocks = cached,
+          .active_blocks = active,
+          .cached_blocks = total - free - active,
           .free_blocks = free,
           .total_blocks = total};
 }

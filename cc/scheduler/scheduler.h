@@ -77,7 +77,8 @@ class Scheduler {
   Load load() const;
   // Live requests, and those that ended lately.
   std::optional<RequestCounters> CountersOf(RequestId id) const;
-  const BlockTables& tables() const { return cache_.tables(); }
+  const BlockTables& tables(int32_t group) const { return cache_.tables(group); }
+  int32_t num_groups() const { return cache_.num_groups(); }
   void EnableKvEvents() { cache_.index().events().Enable(); }
   std::vector<KvEvent> TakeKvEvents() { return cache_.index().events().Take(); }
 
@@ -98,7 +99,10 @@ class Scheduler {
   void PlanDecodes(Draft& draft);
   bool EnsureRoom(Request& request, int32_t num_tokens);
   void PlanPrefills(Draft& draft);
-  void PlanChunk(Draft& draft, Request& request);
+  int32_t ChunkOf(const Draft& draft, const Request& request) const;
+  void PlanChunk(Draft& draft, Request& request, int32_t chunk);
+  void SaveStates(Draft& draft, Request& request);
+  bool MakeRoomForPrefill(const Draft& draft, Request& request, int32_t num_tokens);
   void InsertDecoding(Request& request);
   bool IsReadyToDecode(const Request& request) const;
   void AddRow(Draft& draft, Request& request, RowShape shape);
@@ -111,6 +115,7 @@ class Scheduler {
   Request* PickCandidate();
   bool IsBlockedByClaim(Request& request);
   bool Admit(Draft& draft, Request& request);
+  void TakeCopies(Draft& draft, MovedIn& moved_in);
   void ClaimNextBlock(Request& request);
   void Retract(Request& request);
   Request* YoungestResident() const;

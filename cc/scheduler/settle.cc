@@ -133,6 +133,11 @@ void Scheduler::MoveToLeaving(Request& request) {
 
 void Scheduler::PublishSettled(Request& request) {
   Residence* home = HomeOf(request.state);
+  if (home != nullptr && cache_.num_groups() > 1) {
+    cache_.Publish(*home, ContentOf(request), std::min(request.settled, request.log.size()));
+    cache_.ReleaseBehindWindow(*home, request.settled);
+    return ClaimNextBlock(request);
+  }
   if (home == nullptr || request.settled / config_.block_size <= home->num_published()) return;
   cache_.Publish(*home, ContentOf(request), std::min(request.settled, request.log.size()));
   ClaimNextBlock(request);

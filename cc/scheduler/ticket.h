@@ -34,8 +34,11 @@ struct Ticket {
   std::vector<Row> rows;
   std::vector<Estate> estates;
   std::vector<PathPin> copy_sources;
+  std::vector<SidePin> side_sources;  // the same in the groups beyond the first
 
-  bool ReturnsBlocks() const { return !estates.empty() || !copy_sources.empty(); }
+  bool ReturnsBlocks() const {
+    return !estates.empty() || !copy_sources.empty() || !side_sources.empty();
+  }
 };
 
 }  // namespace tokenspeed

@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "cc/cache/block_tables.h"
 #include "cc/disagg/transfer.h"
 #include "cc/scheduler/config.h"
 #include "cc/scheduler/plan.h"
+#include "cc/scheduler/scheduler.h"
 
 namespace tokenspeed::testing {
 
@@ -28,11 +28,14 @@ class DeviceModel {
 
   // Makes a request known: what it starts from decides the content of its cells.
   void Know(const RequestSpec& spec);
-  void SetWeightVersion(int64_t version) { version_ = version; }
+  void SetWeightVersion(int64_t version) {
+    version_ = version;
+    ++num_changes_;
+  }
 
   // A transfer begins; then it ends. Only at its end its writes are seen; a failed one leaves
   // rubbish where it wrote, a receive brings what the prefill engine computed.
-  void Order(const Transfer& transfer, const BlockTables& tables);
+  void Order(const Transfer& transfer, const Scheduler& scheduler);
   void Finish(const Transfer& transfer, bool ok);
   // A token that was sampled elsewhere.
   void Sampled(int64_t id, int32_t token);
@@ -45,7 +48,7 @@ class DeviceModel {
   // (request, position) and accepts `accepted` of the drafts. Throws std::logic_error on a wrong
   // read.
   template <class NextToken>
-  StepTokens Run(const Plan& plan, const BlockTables& tables, int32_t accepted,
+  StepTokens Run(const Plan& plan, const Scheduler& scheduler, int32_t accepted,
                  NextToken next_token);
 
  private:
@@ -59,36 +62,34 @@ class DeviceModel {
   };
 
   void FinishReceive(const Transfer& transfer, bool ok);
-  Cell& At(const BlockTables& tables, int32_t slot, int32_t position);
-  void CheckContext(const Plan& plan, size_t row, const BlockTables& tables);
-  void Write(const Plan& plan, size_t row, const BlockTables& tables,
+  Cell& At(const Scheduler& scheduler, int32_t group, int32_t slot, int32_t position);
+  Cell& StateOf(const Scheduler& scheduler, int32_t group, int32_t slot);
+  void Copy(int32_t group, const std::vector<BlockCopy>& copies);
+  void CheckSides(const Plan& plan, size_t row, const Scheduler& scheduler);
+  void CheckContext(const Plan& plan, size_t row, const Scheduler& scheduler);
+  void Write(const Plan& plan, size_t row, const Scheduler& scheduler,
              const std::vector<int32_t>& query);
   std::vector<int32_t> QueryOf(const Plan& plan, size_t row, size_t& prompt_at);
 
   int32_t block_size_;
   int32_t width_;
   int64_t version_ = 0;
-  std::vector<Cell> cells_;
+  std::vector<CacheGroup> groups_;
+  std::vector<std::vector<Cell>> cells_;  // by group; a state's block uses its first cell
   std::vector<Cell> host_cells_;
   std::map<int64_t, Sequence> sequences_;
   std::map<int64_t, std::vector<int32_t>> receiving_;
   std::map<int64_t, int64_t>
-      version_at_order_;  // of a request whose prefix is brought by a transfer
+      changes_at_order_;     // of a request whose prefix is brought by a transfer
+  int64_t num_changes_ = 0;  // of the weights
 };
 
 template <class NextToken>
-DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const BlockTables& tables,
+DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const Scheduler& scheduler,
                                          int32_t accepted, NextToken next_token) {
-  // Copies of one step may run in any order, so none may write what another one reads.
-  for (const BlockCopy& copy : plan.block_copies) {
-    for (const BlockCopy& other : plan.block_copies) {
-      if (copy.from == other.to)
-        throw std::logic_error("a block is both copied from and copied to");
-    }
-    for (int32_t i = 0; i < block_size_; ++i) {
-      cells_[static_cast<size_t>(copy.to * block_size_ + i)] =
-          cells_[static_cast<size_t>(copy.from * block_size_ + i)];
-    }
+  Copy(0, plan.block_copies);
+  for (size_t side = 0; side < plan.groups.size(); ++side) {
+    Copy(static_cast<int32_t>(side) + 1, plan.groups[side].copies);
   }
   const auto num_rows = static_cast<size_t>(plan.num_rows());
   const auto width = static_cast<size_t>(width_);
@@ -96,7 +97,8 @@ DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const BlockTables& ta
   size_t prompt_at = 0;
   for (size_t row = 0; row < num_rows; ++row) {
     const bool decodes = static_cast<int32_t>(row) < plan.num_decode_rows;
-    CheckContext(plan, row, tables);
+    CheckContext(plan, row, scheduler);
+    CheckSides(plan, row, scheduler);
     std::vector<int32_t> query = QueryOf(plan, row, prompt_at);
     const int64_t id = plan.request_ids[row];
     Sequence& sequence = sequences_.at(id);
@@ -110,10 +112,13 @@ DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const BlockTables& ta
     // Drafts that are accepted are what will be sampled; the others are rubbish.
     for (int32_t i = 0; i + 1 < count; ++i) query.push_back(sampled[static_cast<size_t>(i)]);
     while (static_cast<int32_t>(query.size()) < plan.query_lens[row]) query.push_back(999'999);
-    Write(plan, row, tables, query);
+    Write(plan, row, scheduler, query);
     for (size_t i = 0; i < sampled.size(); ++i) result.token_ids[row * width + i] = sampled[i];
     result.num_tokens[row] = count;
     sequence.tokens.insert(sequence.tokens.end(), sampled.begin(), sampled.end());
+  }
+  for (size_t side = 0; side < plan.groups.size(); ++side) {
+    Copy(static_cast<int32_t>(side) + 1, plan.groups[side].saves);
   }
   return result;
 }

@@ -34,6 +34,23 @@ class Knobs {
   size_t at_ = 0;
 };
 
+// A window, a state, or both beside the full history, in parents of several blocks; and room for
+// them.
+void AddGroups(SchedulerConfig& config, Knobs& knobs) {
+  config.role = Role::kFused;
+  config.num_host_blocks = 0;
+  config.verify_width = 1;
+  config.groups[0].blocks_per_parent = knobs.Pick(1, 3);
+  const int32_t kinds = knobs.Pick(1, 3);
+  if (kinds != 2)
+    config.groups.push_back({GroupKind::kWindow, knobs.Pick(1, 4), knobs.Pick(1, 20), 0});
+  if (kinds != 1) {
+    config.groups.push_back(
+        {GroupKind::kState, knobs.Pick(1, 3), 0, config.block_size * knobs.Pick(1, 3)});
+  }
+  config.num_blocks *= 2;
+}
+
 SchedulerConfig ConfigFrom(const std::vector<uint8_t>& bytes) {
   Knobs knobs(bytes);
   SchedulerConfig config{};
@@ -52,6 +69,8 @@ SchedulerConfig ConfigFrom(const std::vector<uint8_t>& bytes) {
   config.eos_token_ids = {kEos};
   config.role = static_cast<Role>(std::max(0, knobs.Pick(0, 5) - 3));
   config.num_host_blocks = config.enable_prefix_caching ? std::max(0, knobs.Pick(0, 30) - 10) : 0;
+  config.groups = {{GroupKind::kFull, 1, 0, 0}};
+  if (knobs.Pick(0, 2) == 0) AddGroups(config, knobs);
   return config;
 }
 
@@ -187,7 +206,7 @@ class Run {
     CheckBudget(*plan);
     ++num_steps_;
     const int32_t accepted = 1 + move.a % config_.verify_width;
-    auto tokens = device_.Run(*plan, scheduler_->tables(), accepted, TokenFor);
+    auto tokens = device_.Run(*plan, *scheduler_, accepted, TokenFor);
     in_flight_.push_back({std::move(plan), std::move(tokens)});
     return true;
   }
@@ -209,6 +228,12 @@ class Run {
           add(plan.new_slot_request_ids);
       for (const BlockCopy& copy : plan.block_copies) add(std::vector{copy.from, copy.to});
       for (const TableUpdate& u : plan.table_updates) add(std::vector{u.slot, u.column, u.block});
+      for (const GroupPlan& group : plan.groups) {
+        for (const BlockCopy& copy : group.copies) add(std::vector{copy.from, copy.to});
+        for (const BlockCopy& save : group.saves) add(std::vector{save.from, save.to});
+        for (const TableUpdate& u : group.table_updates)
+          add(std::vector{u.slot, u.column, u.block});
+      }
       return all;
     };
     Require(as_ints(a) == as_ints(b), "same events, same plans");
@@ -255,7 +280,7 @@ class Run {
       Require(fresh[i].id == twins[i].id && fresh[i].device_blocks == twins[i].device_blocks &&
                   fresh[i].host_blocks == twins[i].host_blocks,
               "same events, same transfers");
-      device_.Order(fresh[i], scheduler_->tables());
+      device_.Order(fresh[i], *scheduler_);
       copying_.push_back(std::move(fresh[i]));
     }
   }
@@ -306,7 +331,8 @@ class Run {
   void Flush() {
     const bool flushed = scheduler_->FlushCache();
     Require(mirror_->FlushCache() == flushed, "same events, same answers");
-    if (flushed) Require(scheduler_->load().cached_blocks == 0, "a flush forgets everything");
+    const Load load = scheduler_->load();
+    if (flushed) Require(load.free_blocks == load.total_blocks, "a flush forgets everything");
   }
 
   void ChangeWeights(const Move& move) {
@@ -334,7 +360,7 @@ class Run {
 Scenario RandomScenario(uint64_t seed, int num_moves) {
   std::mt19937_64 rng(seed);
   Scenario scenario;
-  for (int i = 0; i < 16; ++i) scenario.knobs.push_back(static_cast<uint8_t>(rng()));
+  for (int i = 0; i < 24; ++i) scenario.knobs.push_back(static_cast<uint8_t>(rng()));
   for (int i = 0; i < num_moves; ++i) {
     scenario.moves.push_back(
         {static_cast<uint8_t>(rng()), static_cast<uint8_t>(rng()), static_cast<uint8_t>(rng())});
@@ -345,7 +371,7 @@ Scenario RandomScenario(uint64_t seed, int num_moves) {
 Scenario ScenarioFromBytes(const uint8_t* data, size_t size) {
   Scenario scenario;
   size_t at = 0;
-  while (at < size && at < 16) scenario.knobs.push_back(data[at++]);
+  while (at < size && at < 24) scenario.knobs.push_back(data[at++]);
   for (; at + 3 <= size; at += 3) scenario.moves.push_back({data[at], data[at + 1], data[at + 2]});
   return scenario;
 }

@@ -55,6 +55,16 @@ class Sched {
   Sched& gap(int32_t tokens) { return config_.max_decode_gap_tokens = tokens, *this; }
   Sched& role(Role role) { return config_.role = role, *this; }
   Sched& host_blocks(int32_t count) { return config_.num_host_blocks = count, *this; }
+  // A second cache group, and how many blocks of the first and of it fill a parent.
+  Sched& window(int32_t tokens, int32_t full_per_parent, int32_t per_parent) {
+    config_.groups[0].blocks_per_parent = full_per_parent;
+    config_.groups.push_back({GroupKind::kWindow, per_parent, tokens, 0});
+    return *this;
+  }
+  Sched& state(int32_t checkpoint_tokens, int32_t per_parent) {
+    config_.groups.push_back({GroupKind::kState, per_parent, 0, checkpoint_tokens});
+    return *this;
+  }
   Sched& no_cache() { return config_.enable_prefix_caching = false, *this; }
 
   Scheduler& get();
@@ -98,7 +108,8 @@ class Sched {
                           .enable_prefix_caching = true,
                           .eos_token_ids = {kEos},
                           .role = Role::kFused,
-                          .num_host_blocks = 0};
+                          .num_host_blocks = 0,
+                          .groups = {{GroupKind::kFull, 1, 0, 0}}};
   std::unique_ptr<Scheduler> scheduler_;
   std::deque<std::shared_ptr<const Plan>> in_flight_;
   std::map<int64_t, std::vector<int32_t>> scripts_;
