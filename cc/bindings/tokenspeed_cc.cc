@@ -216,6 +216,8 @@ void BindPlan(py::module_& m) {
   DefView(outcome, "matched_tokens", &Outcome::matched_tokens);
 }
 
+const char* MediumName(Medium medium) { return medium == Medium::kDevice ? "device" : "host"; }
+
 void BindReports(py::module_& m) {
   m.attr("FINISH_NONE") = static_cast<int>(Finish::kNone);
   m.attr("FINISH_STOP") = static_cast<int>(Finish::kStop);
@@ -268,6 +270,7 @@ void BindReports(py::module_& m) {
   DefView(transfer, "host_blocks", &Transfer::host_blocks);
 
   py::class_<BlockStored>(m, "BlockStored")
+      .def_property_readonly("medium", [](const BlockStored& e) { return MediumName(e.medium); })
       .def_readonly("block_hash", &BlockStored::hash)
       .def_property_readonly("parent_hash",
                              [](const BlockStored& e) -> std::optional<uint64_t> {
@@ -275,7 +278,9 @@ void BindReports(py::module_& m) {
                                return e.parent_hash;
                              })
       .def_readonly("token_ids", &BlockStored::token_ids);
-  py::class_<BlockRemoved>(m, "BlockRemoved").def_readonly("block_hash", &BlockRemoved::hash);
+  py::class_<BlockRemoved>(m, "BlockRemoved")
+      .def_property_readonly("medium", [](const BlockRemoved& e) { return MediumName(e.medium); })
+      .def_readonly("block_hash", &BlockRemoved::hash);
   py::class_<AllBlocksCleared>(m, "AllBlocksCleared");
 }
 

@@ -287,8 +287,11 @@ class Transfer:
         """[n]"""
 
 class BlockStored:
-    """A full block became reusable. Its parent was stored before it."""
+    """A full block became reusable. On the device its parent was stored before it."""
 
+    @property
+    def medium(self) -> str:
+        """"device" or "host"."""
     @property
     def block_hash(self) -> int: ...
     @property
@@ -297,12 +300,16 @@ class BlockStored:
     def token_ids(self) -> list[int]: ...
 
 class BlockRemoved:
-    """A block was evicted. Its children went before it."""
+    """A block was evicted. On the device its children went before it."""
 
+    @property
+    def medium(self) -> str:
+        """"device" or "host"."""
     @property
     def block_hash(self) -> int: ...
 
-class AllBlocksCleared: ...
+class AllBlocksCleared:
+    """Nothing is cached any more, on any medium."""
 
 class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:

@@ -13,16 +13,20 @@
 
 namespace tokenspeed {
 
+enum class Medium : uint8_t { kDevice = 0, kHost = 1 };
+
 struct BlockStored {
+  Medium medium;
   uint64_t hash;
   uint64_t parent_hash;  // the identity's root hash for a first block
   bool has_parent;
   std::vector<int32_t> token_ids;
 };
 struct BlockRemoved {
+  Medium medium;
   uint64_t hash;
 };
-struct AllBlocksCleared {};
+struct AllBlocksCleared {};  // on every medium
 
 using KvEvent = std::variant<BlockStored, BlockRemoved, AllBlocksCleared>;
 

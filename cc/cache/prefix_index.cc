@@ -126,7 +126,8 @@ void PrefixIndex::Insert(BlockId parent, const Identity& identity, BlockRef bloc
   if (records_stored_) stored_.push_back(CursorAt(id, 0));
   if (!events_.enabled()) return;
   const uint64_t parent_hash = parent.valid() ? at(parent).hash : identity.RootHash();
-  events_.Add(BlockStored{hash, parent_hash, parent.valid(), {tokens.begin(), tokens.end()}});
+  events_.Add(BlockStored{
+      Medium::kDevice, hash, parent_hash, parent.valid(), {tokens.begin(), tokens.end()}});
 }
 
 PrefixIndex::Description PrefixIndex::Describe(BlockId id) const {
@@ -196,7 +197,7 @@ BlockRef PrefixIndex::Remove(BlockId id) {
     BlockId* link = &Bucket(node.hash);
     while (*link != id) link = &at(*link).next_in_bucket;
     *link = node.next_in_bucket;
-    events_.Add(BlockRemoved{node.hash});
+    events_.Add(BlockRemoved{Medium::kDevice, node.hash});
   }
   if (node.parent.valid()) {
     // A use of a child was a use of its parent; it is carried up when the child goes, so no walk is
@@ -221,7 +222,7 @@ void PrefixIndex::Clear() {
   tokenspeed::Check(num_cached_ == 0, "every idle block can be evicted, leaves first");
   if (!told) return;
   events_.Enable();
-  events_.Add(AllBlocksCleared{});
+  events_.Add(KvEvent(std::in_place_type<AllBlocksCleared>));
 }
 
 void PrefixIndex::Check() const {

@@ -3,6 +3,7 @@
 #include "cc/scheduler/scheduler.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -92,8 +93,9 @@ std::optional<Ended> Scheduler::Abort(RequestId id) {
 bool Scheduler::FlushCache() {
   const bool resident = !prefilling_.empty() || !decoding_.empty() || !transferring_.empty();
   if (resident || !tickets_.empty() || !transfers_.empty()) return false;
-  cache_.Clear();
   host_.Clear();
+  (void)host_.events().Take();  // the clearing of everything is told once
+  cache_.Clear();
   return true;
 }
 
@@ -145,6 +147,17 @@ std::optional<RequestCounters> Scheduler::CountersOf(RequestId id) const {
   const auto found = live_.find(id);
   if (found != live_.end()) return found->second->counters;
   return recent_.Find(id);
+}
+
+void Scheduler::EnableKvEvents() {
+  cache_.index().events().Enable();
+  host_.events().Enable();
+}
+
+std::vector<KvEvent> Scheduler::TakeKvEvents() {
+  std::vector<KvEvent> events = cache_.index().events().Take();
+  std::ranges::move(host_.events().Take(), std::back_inserter(events));
+  return events;
 }
 
 Content Scheduler::ContentOf(Request& request) {

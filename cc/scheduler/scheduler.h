@@ -79,8 +79,9 @@ class Scheduler {
   std::optional<RequestCounters> CountersOf(RequestId id) const;
   const BlockTables& tables(int32_t group) const { return cache_.tables(group); }
   int32_t num_groups() const { return cache_.num_groups(); }
-  void EnableKvEvents() { cache_.index().events().Enable(); }
-  std::vector<KvEvent> TakeKvEvents() { return cache_.index().events().Take(); }
+  void EnableKvEvents();
+  // What changed since the last call: on the device, then in the host tier.
+  std::vector<KvEvent> TakeKvEvents();
 
   // free + held + cached == total, one owner a block, published implies settled, and what else must
   // hold.

@@ -41,6 +41,11 @@ void HostTier::Commit(BlockRef block, HostKey key) {
   Entry& entry = at(id);
   entry.block = std::move(block);
   entry.key = std::move(key);
+  if (events_.enabled()) {
+    const HostKey& told = entry.key;
+    const bool has_parent = told.parent_hash != told.identity.RootHash();
+    events_.Add(BlockStored{Medium::kHost, told.hash, told.parent_hash, has_parent, told.tokens});
+  }
   entry.last_use = ++clock_;
   evict_order_.Add(id, entry.last_use);
 }
@@ -68,6 +73,7 @@ void HostTier::Clear() {
 BlockRef HostTier::Remove(BlockId block) {
   evict_order_.Remove(block);
   by_hash_.erase(at(block).key.hash);
+  events_.Add(BlockRemoved{Medium::kHost, at(block).key.hash});
   BlockRef freed = std::move(at(block).block);
   at(block) = Entry();
   return freed;

@@ -20,6 +20,7 @@
 #include "cc/cache/block_pool.h"
 #include "cc/cache/evict_order.h"
 #include "cc/cache/identity.h"
+#include "cc/cache/kv_events.h"
 
 namespace tokenspeed {
 
@@ -78,8 +79,9 @@ class HostTier {
   HostPin Pin(BlockId block);
   // Forgets an entry whose content turned out unreadable, unless another reader still has it.
   void DropIfIdle(BlockId block);
-  // Forgets every entry that is not pinned.
+  // Forgets every entry that is not pinned; the caller tells that all is cleared.
   void Clear();
+  KvEventLog& events() { return events_; }
 
   int32_t num_total() const { return num_blocks_; }
   // Blocks being copied into: neither free nor an entry.
@@ -105,6 +107,7 @@ class HostTier {
   std::vector<Entry> entries_;
   std::unordered_map<uint64_t, BlockId> by_hash_;
   EvictOrder evict_order_;
+  KvEventLog events_;
   uint64_t clock_ = 0;
 };
 

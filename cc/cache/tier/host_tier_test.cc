@@ -91,6 +91,18 @@ TEST(HostTier, WhatIsReadIsNotDropped) {
   EXPECT_EQ(tier.num_free(), 1);
 }
 
+TEST(HostTier, TellsWhatItKeepsAndWhatItLetsGo) {
+  HostTier tier(1);
+  tier.events().Enable();
+  Store(tier, 1);
+  Store(tier, 2);
+  const auto events = tier.events().Take();
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(std::get<BlockStored>(events[0]).medium, Medium::kHost);
+  EXPECT_EQ(std::get<BlockRemoved>(events[1]).hash, 1u);
+  EXPECT_EQ(std::get<BlockStored>(events[2]).hash, 2u);
+}
+
 TEST(HostTier, ClearKeepsWhatIsRead) {
   HostTier tier(2);
   Store(tier, 1);
