@@ -28,6 +28,7 @@ from tokenspeed.config.model_source import resolve_model
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.auth import KeyCheck
+from tokenspeed.gateway.http.gauges import WorkerGauges
 from tokenspeed.gateway.http.logs import configure_logs
 from tokenspeed.gateway.http.server import Server, metrics_response
 from tokenspeed.gateway.http.service import Service
@@ -37,7 +38,7 @@ from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.route.worker import Worker, WorkerState
 from tokenspeed.gateway.text.template import ChatTemplate, TemplateError
 from tokenspeed.gateway.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
-from tokenspeed.observability.gateway_metrics import DURATION_BUCKETS_S, GatewayMetrics, WorkerLoad
+from tokenspeed.observability.gateway_metrics import DURATION_BUCKETS_S, GatewayMetrics
 from tokenspeed.rpc.lane.address import AddressError
 from tokenspeed.rpc.lane.gateway_end import LaneOptions
 
@@ -123,7 +124,7 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
             metrics,
             limits.request_timeout_s,
         )
-        for task in (keep_alive.run(), _watch(service, config.health_interval_s)):
+        for task in (keep_alive.run(), _watch(service.gauges, config.health_interval_s)):
             stack.callback(asyncio.create_task(task).cancel)
         server = Server(service, KeyCheck(config.api_keys), limits.max_payload_bytes, config.request_id_headers)
         port = await _listen(stack, server.app, config.host, config.port, config)
@@ -204,26 +205,7 @@ def _reporting(metrics: GatewayMetrics) -> Callable[[Worker], None]:
     return report
 
 
-async def _watch(service: Service, interval_s: float) -> None:
-    """Keep the workers' gauges up to date. A rank that is gone takes its load along: sums over ranks stay true."""
-    exported: set[tuple[str, str]] = set()
+async def _watch(gauges: WorkerGauges, interval_s: float) -> None:
     while True:
-        current = set[tuple[str, str]]().union(*(_export(worker, service) for worker in service.router.workers))
-        for rank, model in exported - current:
-            service.metrics.worker_removed(rank, model)
-        exported = current
+        gauges.refresh()
         await asyncio.sleep(interval_s)
-
-
-def _export(worker: Worker, service: Service) -> set[tuple[str, str]]:
-    """Set the gauges of a worker; the names (rank, model) under which its ranks' loads stand."""
-    metrics, model = service.metrics, service.model.name
-    names: set[tuple[str, str]] = set()
-    metrics.worker_health(worker.url, worker.state() is WorkerState.READY)
-    metrics.worker_requests_active(worker.url, worker.num_in_flight)
-    for rank in worker.lane.ranks.values():
-        load = WorkerLoad(rank.num_running, rank.num_waiting, rank.active_blocks, rank.total_blocks)
-        names.add((f"{worker.url}@{rank.index}", model))
-        metrics.worker_load(f"{worker.url}@{rank.index}", model, load)
-    metrics.worker_pool("zmq", model, len(service.router.ready()))
-    return names

@@ -207,6 +207,7 @@ class Server:
 
 def metrics_response(service: Service) -> web.Response:
     """The text of /metrics."""
+    service.gauges.refresh()
     return web.Response(body=service.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 

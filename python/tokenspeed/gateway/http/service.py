@@ -22,6 +22,7 @@ from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.errors import ApiError
+from tokenspeed.gateway.http.gauges import WorkerGauges
 from tokenspeed.gateway.http.sse import EventStream, KeepAlive
 from tokenspeed.gateway.route.generation import Generation
 from tokenspeed.gateway.route.retry import RetryHooks, RetryPolicy, with_retries
@@ -51,6 +52,7 @@ class Service:
         self.admission = admission
         self.keep_alive = keep_alive
         self.metrics = metrics
+        self.gauges = WorkerGauges(model, router, metrics)
         self.stopping = False
         """A shutdown has begun: readiness says so."""
         self.draining = False
