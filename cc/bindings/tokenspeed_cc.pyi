@@ -291,7 +291,7 @@ class BlockStored:
 
     @property
     def medium(self) -> str:
-        """"device" or "host"."""
+        """The tier: "device" or "host"."""
     @property
     def block_hash(self) -> int: ...
     @property
@@ -304,7 +304,7 @@ class BlockRemoved:
 
     @property
     def medium(self) -> str:
-        """"device" or "host"."""
+        """The tier: "device" or "host"."""
     @property
     def block_hash(self) -> int: ...
 
