@@ -98,7 +98,6 @@ def prepare_device(device: DeviceConfig) -> None:
         set_overrides(parse_overrides(",".join(device.kernel_overrides)))
     except KernelError as error:
         raise FlagError("--kernel-override", str(error)) from None
-    torch.set_num_threads(device.num_threads)
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
@@ -106,7 +105,10 @@ def prepare_device(device: DeviceConfig) -> None:
         import tokenspeed_kernel._cpu as cpu_kernels
 
         cpu_kernels.set_num_threads(device.num_threads)
+        # The kernels bring their own threads; those of torch would only spin on the same cores after its small ops.
+        torch.set_num_threads(1)
     else:
+        torch.set_num_threads(device.num_threads)
         torch.cuda.set_device(device.device)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
