@@ -162,7 +162,8 @@ class Supervisor:
     def _say_how_to_try(self) -> None:
         self._say(
             f"try: curl {self._config.base_url}/v1/chat/completions -H 'Content-Type: application/json' "
-            """-d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'"""
+            """-d '{"temperature": 0, "max_tokens": 64, """
+            """"messages": [{"role": "user", "content": "What is the capital of France?"}]}'"""
         )
 
     def _say(self, text: str) -> None:
