@@ -124,8 +124,10 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
             metrics,
             limits.request_timeout_s,
         )
+        # A task of the group that dies takes the gateway with it: a fault of ours must not pass unseen.
+        group = await stack.enter_async_context(asyncio.TaskGroup())
         for task in (keep_alive.run(), _watch(service.gauges, config.health_interval_s)):
-            stack.callback(asyncio.create_task(task).cancel)
+            stack.callback(group.create_task(task).cancel)
         server = Server(service, KeyCheck(config.api_keys), limits.max_payload_bytes, config.request_id_headers)
         port = await _listen(stack, server.app, config.host, config.port, config)
         if config.prometheus_port is not None:

@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from tokenspeed.config.gateway import parse_launch
 from tokenspeed.gateway.app import StartError, _drain, gateway, run
 from tokenspeed.gateway.testing.fake_engine import END_TOKEN, Step, replying
-from tokenspeed.gateway.testing.running import RunningGateway, ids
+from tokenspeed.gateway.testing.running import RunningGateway, ids, write_tokenizer
 from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -100,6 +101,23 @@ def test_every_scrape_shows_the_load_of_the_engines_that_are_there_and_of_no_oth
         assert load_is_shown()
         lone.engines[0].vanish()
         until(lambda: not load_is_shown())
+
+
+def test_a_background_task_that_dies_ends_the_gateway_instead_of_passing_unseen(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    argv = ["--worker-urls", f"ipc://{tmp_path}/w", "--model-path", str(tmp_path), "--host", "127.0.0.1", "--port", "0"]
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    async def serve() -> None:
+        async with gateway(parse_launch([*argv, "--health-check-interval-secs", "0.01"])) as (service, _):
+            service.gauges.refresh = broken  # type: ignore[method-assign]
+            await asyncio.sleep(20)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(serve())
+    assert caught.group_contains(ZeroDivisionError)
 
 
 # ---- errors, ids, keys ---------------------------------------------------------------------------------------------
