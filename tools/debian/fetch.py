@@ -33,7 +33,7 @@ def sha256(path: pathlib.Path) -> str:
 
 
 def mirror() -> str:
-    """The Debian archive that this machine's apt uses, else the archive's own address."""
+    """The Debian archive that this machine's apt uses; TOKENSPEED_DEBIAN_MIRROR names another."""
     if chosen := os.environ.get("TOKENSPEED_DEBIAN_MIRROR"):
         return chosen.rstrip("/")
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(LABEL)", "Created-By: Packages"]
@@ -42,7 +42,7 @@ def mirror() -> str:
         uri, _, label = line.partition(" ")
         if label == "Debian Debian":
             return uri.rstrip("/")
-    return "http://archive.example/debian"
+    fail("no Debian archive in this machine's apt sources: set TOKENSPEED_DEBIAN_MIRROR to one")
 
 
 class PrivateApt:

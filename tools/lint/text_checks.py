@@ -25,7 +25,7 @@ BINARY_SUFFIXES = {".png", ".gz", ".zip", ".gguf", ".safetensors", ".bin", ".npz
 MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root|home/\w+|opt/(?!cuda|nvidia)\w+)(?:/[\w.-]*)+")
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 URL = re.compile(r"\bhttps?://(?:[^\s/@\"']*@)?([A-Za-z0-9.-]+)")
-# A host that is not listed is a mirror, a private service or a typing error.
+# A host that is not listed is a package registry, which the clients' own settings name, a private service or a slip.
 KNOWN_HOSTS = re.compile(
     r"""(?:^|\.)(?:
       github\.com | githubusercontent\.com | pytorch\.org | nvidia\.com
