@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 import tokenspeed_cc
@@ -31,9 +30,10 @@ from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.messages import Frontend
 from tokenspeed.engine.records import RequestTable
-from tokenspeed.engine.runner import KVCaches, ModelRunner
+from tokenspeed.engine.runner import ModelRunner
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.warmup import warm_up
+from tokenspeed.layers.cache import total_block_bytes
 from tokenspeed.models import load_model
 from tokenspeed.sampling import Sampler, SamplerConfig
 from tokenspeed_kernel.registry import KernelError, parse_overrides, set_overrides
@@ -68,14 +68,14 @@ def build(
         source, model_config, device, getattr(torch, config.device.dtype), load_format=config.loader.load_format
     )
     free_bytes = _free_bytes(config, hardware, device)
-    num_blocks = memory.num_kv_blocks(config.memory, config.scheduler, model.kv_bytes_per_token, free_bytes)
-    caches = _allocate(
-        model.kv_cache_shape(num_blocks, config.memory.block_size), model_config.num_layers, config.device
-    )
+    layers = model.kv_cache(config.memory.block_size)
+    num_blocks = memory.num_kv_blocks(config.memory, config.scheduler, total_block_bytes(layers), free_bytes)
+    caches = [tuple(tensor.allocate(num_blocks, device) for tensor in layer) for layer in layers]
     scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks))
     tables = scheduler.block_tables()
     sampler = Sampler(SamplerConfig(len(tables), model_config.vocab_size, device, model_config.eos_token_ids))
-    runner = ModelRunner(model, sampler, caches, tables, num_buffers=config.scheduler.overlap_depth + 2)
+    block_size, num_buffers = config.memory.block_size, config.scheduler.overlap_depth + 2
+    runner = ModelRunner(model, sampler, caches, tables, block_size, num_buffers)
     executor = _executor(runner, config)
     requests = RequestTable()
     loop = EngineLoop(
@@ -137,18 +137,6 @@ def _free_bytes(config: Config, hardware: Hardware, device: torch.device) -> int
     vocab, tokens = config.admission.vocab_size, config.scheduler.max_batched_tokens
     activations = 4 * (6 * vocab * config.scheduler.max_num_seqs + 16384 * tokens)
     return memory.gpu_free_bytes(total, total - free, activations, config.memory.share)
-
-
-def _allocate(shape: tuple[int, ...], num_layers: int, device: DeviceConfig) -> KVCaches:
-    """Zeroed, so that what a padding row reads is finite."""
-
-    def cache() -> torch.Tensor:
-        if device.device == "cpu":
-            # numpy's zeros are pages that become real when first written; torch's are written here and now.
-            return torch.from_numpy(np.zeros(shape, np.dtype(device.dtype)))
-        return torch.zeros(shape, dtype=getattr(torch, device.dtype), device=device.device)
-
-    return [(cache(), cache()) for _ in range(num_layers)]
 
 
 def _executor(runner: ModelRunner, config: Config) -> Executor:

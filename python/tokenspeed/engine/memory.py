@@ -17,13 +17,13 @@ PADDING_BLOCKS = 1
 """Block 0 is never handed out."""
 
 
-def num_kv_blocks(config: MemoryConfig, limits: SchedulerLimits, bytes_per_token: int, free_bytes: int) -> int:
+def num_kv_blocks(config: MemoryConfig, limits: SchedulerLimits, block_bytes: int, free_bytes: int) -> int:
     """Blocks of the device pool, block 0 included.
 
+    block_bytes: of one block over all layers and everything that they keep.
     free_bytes: what the device has left for KV blocks, the share of `config` already applied.
     Raises OutOfMemory when not even one block fits, or more is asked for than there is.
     """
-    block_bytes = bytes_per_token * config.block_size
     if config.num_tokens is not None:
         wanted, flag = config.num_tokens // config.block_size, "--max-total-tokens"
     elif config.num_bytes is not None:

@@ -10,12 +10,11 @@ from tokenspeed.engine.errors import OutOfMemory
 from tokenspeed.engine.memory import cpu_free_bytes, gpu_free_bytes, num_kv_blocks
 
 LIMITS = SchedulerLimits(16, 4, 256, 512, True, 1, 256, True, ())
-TOKEN_BYTES = 1024
-BLOCK_BYTES = 16 * TOKEN_BYTES
+BLOCK_BYTES = 16 * 1024
 
 
 def blocks(free_bytes: int, num_tokens: int | None = None, num_bytes: int | None = None) -> int:
-    return num_kv_blocks(MemoryConfig(16, 0.5, num_tokens, num_bytes), LIMITS, TOKEN_BYTES, free_bytes)
+    return num_kv_blocks(MemoryConfig(16, 0.5, num_tokens, num_bytes), LIMITS, BLOCK_BYTES, free_bytes)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tokenspeed.engine.transfer import PinnedTransfer, Transfer, share_memory
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed_kernel import api
 
-KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
+KVCaches = list[tuple[torch.Tensor, ...]]
 
 
 class Model(Protocol):
@@ -95,15 +95,21 @@ class ModelRunner:
     at once, plus one."""
 
     def __init__(
-        self, model: Model, sampler: Sampler, caches: KVCaches, block_tables: NDArray[np.int32], num_buffers: int
+        self,
+        model: Model,
+        sampler: Sampler,
+        caches: KVCaches,
+        block_tables: NDArray[np.int32],
+        block_size: int,
+        num_buffers: int,
     ) -> None:
         self._model = model
         self._sampler = sampler
         self._caches = caches
-        self._flat_caches = [tensor for pair in caches for tensor in pair]
+        self._flat_caches = [tensor for layer in caches for tensor in layer]
         self._block_tables = block_tables
-        self._block_size = caches[0][0].shape[2]
-        self._device = caches[0][0].device
+        self._block_size = block_size
+        self._device = self._flat_caches[0].device
         self._last_tokens = torch.zeros(len(block_tables), dtype=torch.int64, device=self._device)
         on_cpu = self._device.type == "cpu"
         self._transfer: Transfer = share_memory if on_cpu else PinnedTransfer(self._device, num_buffers)

@@ -20,7 +20,7 @@ class ForwardBatch:
     slot_mapping: int64 [T], where its keys and values go: block * block_size + offset.
     sample_indices: int64 [S], the tokens whose logits are wanted.
     attention: where rows lie in the step and in the cache.
-    kv_caches: for each layer (k, v), both [num_blocks, Hk, block_size, D].
+    kv_caches: for each layer the tensors that its model declared (`Model.kv_cache`).
     """
 
     token_ids: torch.Tensor
@@ -28,4 +28,4 @@ class ForwardBatch:
     slot_mapping: torch.Tensor
     sample_indices: torch.Tensor
     attention: AttentionMetadata
-    kv_caches: list[tuple[torch.Tensor, torch.Tensor]]
+    kv_caches: list[tuple[torch.Tensor, ...]]

@@ -9,6 +9,7 @@ import torch
 
 from tokenspeed.config.model import ModelConfig
 from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.layers.cache import LayerCache, paired_cache
 from tokenspeed.weights import Weights
 
 
@@ -28,11 +29,7 @@ class Model(ABC):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits float32 [S, vocab_size] of the batch's sampled tokens; writes every token's KV to the caches."""
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int]:
-        """Of each layer's k and v: [num_blocks, KV heads of this rank, block_size, head_dim]."""
-        return (num_blocks, self.num_kv_heads, block_size, self.config.head_dim)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Cache bytes of one token over all layers of this rank, in the model's dtype."""
-        return 2 * self.config.num_layers * self.num_kv_heads * self.config.head_dim * self.dtype.itemsize
+    def kv_cache(self, block_size: int) -> list[LayerCache]:
+        """What each layer of this rank keeps of a block of `block_size` tokens; by default keys and values."""
+        layer = paired_cache(self.num_kv_heads, block_size, self.config.head_dim, self.dtype)
+        return [layer] * self.config.num_layers

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource, embedded_model_path
+from tokenspeed.layers.cache import total_block_bytes
 from tokenspeed.models import load_model, model_class
 from tokenspeed.models.testing import PagedSequences
 from tokenspeed.parallel import Group
@@ -71,8 +72,9 @@ def load(source: ModelSource, load_format: str = "auto", group: Group | None = N
 
 def test_cache_sizes_follow_the_config(tmp_path: Path) -> None:
     model = load(folder_with(tmp_path, {}), "dummy")
-    assert model.kv_cache_shape(10, 16) == (10, 2, 16, 16)
-    assert model.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
+    layers = model.kv_cache(8)
+    assert [[tensor.block_shape for tensor in layer] for layer in layers] == [[(2, 8, 16), (2, 8, 16)]] * 2
+    assert total_block_bytes(layers) == 8 * 2 * 2 * 2 * 16 * 4
 
 
 def test_dummy_weights_need_no_files_and_are_the_same_every_time(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def run_rank(rank: int, folder: Path) -> None:
     model = load(ModelSource("folder", folder, "test"), group=Group(rank, 2))
     sequences = PagedSequences(model, 1, 16)
     logits = torch.cat([sequences.prefill(0, PROMPT, chunk=3), sequences.step([(0, [11])])[0]])
-    torch.save((model.kv_bytes_per_token, logits), folder / f"rank{rank}.pt")
+    torch.save((total_block_bytes(model.kv_cache(16)), logits), folder / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -189,8 +191,8 @@ def test_two_ranks_give_the_logits_of_one(tmp_path: Path, tied: bool) -> None:
         for process in ranks:
             process.kill()
     for rank in range(2):
-        kv_bytes_per_token, logits = torch.load(tmp_path / f"rank{rank}.pt")
-        assert kv_bytes_per_token == alone.kv_bytes_per_token // 2
+        block_bytes, logits = torch.load(tmp_path / f"rank{rank}.pt")
+        assert block_bytes == total_block_bytes(alone.kv_cache(16)) // 2
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -26,11 +26,10 @@ class PagedSequences:
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(num_blocks)) + 1
         self.tables = order.view(num_sequences, self.columns)
         self.lengths = [0] * num_sequences
-        shape = model.kv_cache_shape(num_blocks, block_size)
         # What an unwritten cell holds must not matter.
         self.caches = [
-            (self._filled(shape, float("nan")), self._filled(shape, float("nan")))
-            for _ in range(model.config.num_layers)
+            tuple(tensor.allocate(num_blocks, model.device).fill_(float("nan")) for tensor in layer)
+            for layer in model.kv_cache(block_size)
         ]
 
     @torch.inference_mode()
@@ -80,9 +79,6 @@ class PagedSequences:
         while len(tokens) < num_tokens:
             tokens.append(int(self.step([(sequence, tokens[-1:])])[0][0].argmax()))
         return tokens
-
-    def _filled(self, shape: tuple[int, ...], value: float) -> torch.Tensor:
-        return torch.full(shape, value, dtype=self.model.dtype, device=self.model.device)
 
 
 def _num_leading_ones(counts: list[int]) -> int:
