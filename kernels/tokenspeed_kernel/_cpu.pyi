@@ -65,16 +65,18 @@ def silu_and_mul(x: int, x_stride: int, num_tokens: int, width: int, out: int, /
 def rope(
     q: int,
     q_stride: int,
+    q_head_stride: int,
     num_heads: int,
     k: int,
     k_stride: int,
+    k_head_stride: int,
     num_kv_heads: int,
-    head_dim: int,
     positions: int,
     num_tokens: int,
     cos_sin: int,
     max_positions: int,
     rot_dim: int,
+    interleaved: bool,
     /,
 ) -> None: ...
 def store_kv(

@@ -87,13 +87,17 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return solve(ops.ACTIVATION_SILU_AND_MUL, x.device.type, x.dtype)(x)
 
 
-def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
-    """Rotate queries and keys in place: element i pairs with i + rot_dim / 2 (GPT-NeoX order).
+def rope(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool = False
+) -> None:
+    """Rotate queries and keys in place.
 
-    q: [T, Hq, D]; k: [T, Hk, D], the same dtype. Tokens may be strided (views into a fused projection); the
-        elements of a token must be adjacent.
+    q: [T, Hq, D]; k: [T, Hk, D], the same dtype. Tokens and heads may be strided (views into a fused projection);
+        the elements of a head must be adjacent.
     positions: int64 [T], each in [0, max_pos).
     cos_sin: float32 [max_pos, rot_dim]; a row holds rot_dim / 2 cosines, then as many sines. rot_dim <= D;
         elements past it are left alone.
+    interleaved: element 2 i pairs with 2 i + 1 (GPT-J order); otherwise i with i + rot_dim / 2 (GPT-NeoX order).
     """
-    solve(ops.ROPE_NEOX, q.device.type, q.dtype, q.shape[2], cos_sin.shape[1])(q, k, positions, cos_sin)
+    op = ops.ROPE_GPTJ if interleaved else ops.ROPE_NEOX
+    solve(op, q.device.type, q.dtype, q.shape[2], cos_sin.shape[1])(q, k, positions, cos_sin)

@@ -73,7 +73,12 @@ BUILDS = {
     "rope": Build(
         rope_kernel,
         {"q": "*bf16", "k": "*bf16", "positions": "*i64", "cos_sin": "*fp32"},
-        {"HEADS": 32, "KV_HEADS": 8, "HALF": 64},
+        {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "INTERLEAVED": False},
+    ),
+    "rope, interleaved": Build(
+        rope_kernel,
+        {"q": "*bf16", "k": "*bf16", "positions": "*i64", "cos_sin": "*fp32"},
+        {"HEADS": 128, "KV_HEADS": 1, "HALF": 32, "INTERLEAVED": True},
     ),
     "store": Build(
         store_kv_kernel,

@@ -192,7 +192,11 @@ def _silu_and_mul(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
         yield Case("activation.silu_and_mul", f"[{tokens}, 2 x {inner}]", dtype, (x,))
 
 
-def _rope(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+def _rope_of(op: str) -> Callable[[Dtype, torch.Generator], Iterator[Case]]:
+    return lambda dtype, generator: _rope(op, dtype, generator)
+
+
+def _rope(op: str, dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
     for tokens, heads, kv_heads, head_dim, rot_dim in ((1, 4, 2, 64, 64), (5, 9, 3, 64, 64), (3, 2, 1, 128, 32)):
         angles = torch.rand(50, rot_dim // 2, generator=generator) * 6.3
         cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
@@ -202,7 +206,12 @@ def _rope(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
         label = f"{tokens} tokens, {heads}/{kv_heads} heads of {head_dim}, {rot_dim} rotated"
         if heads == 9:
             q, k = strided_tokens(q), strided_tokens(k)
-        yield Case("rope.neox", label, dtype, (q, k, positions, cos_sin), mutated=(0, 1), traits=traits)
+        yield Case(op, label, dtype, (q, k, positions, cos_sin), mutated=(0, 1), traits=traits)
+    # The rotated part of each head lies after a part that is not rotated, as in multi-head latent attention.
+    q, k = normal(generator, 4, 5, 96, dtype=dtype)[..., 64:], normal(generator, 4, 1, 48, dtype=dtype)[..., 16:]
+    args = (q, k, torch.randint(0, 50, (4,), generator=generator), torch.rand(50, 32, generator=generator))
+    traits = {"head_dim": 32, "rot_dim": 32}
+    yield Case(op, "tails of heads", dtype, args, mutated=(0, 1), traits=traits)
 
 
 def _store_kv(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
@@ -274,7 +283,8 @@ _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "norm.rms": _rms_norm,
     "norm.add_rms": _add_rms_norm,
     "activation.silu_and_mul": _silu_and_mul,
-    "rope.neox": _rope,
+    "rope.neox": _rope_of("rope.neox"),
+    "rope.gptj": _rope_of("rope.gptj"),
     "kvcache.store": _store_kv,
     "kvcache.copy_blocks": _copy_blocks,
     "sampling.penalties": _penalties,

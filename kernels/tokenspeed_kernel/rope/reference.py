@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rotary position embedding (Su et al., 2021) in float32 torch, pairing element i with i + rot_dim / 2."""
+"""Rotary position embedding (Su et al., 2021) in float32 torch, for both ways of pairing a head's elements."""
 
 from __future__ import annotations
 
@@ -7,20 +7,29 @@ import torch
 
 from tokenspeed_kernel.registry import Band, anywhere, kernel
 
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
-@kernel(
-    "rope.neox",
-    name="reference",
-    needs=anywhere(),
-    dtypes=(torch.float32, torch.bfloat16, torch.float16),
-    band=Band.REFERENCE,
-)
+
+@kernel("rope.neox", name="reference", needs=anywhere(), dtypes=_FLOATS, band=Band.REFERENCE)
 def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
-    """Rotate the first rot_dim elements of every head in place."""
+    """Rotate the first rot_dim elements of every head in place; element i pairs with i + rot_dim / 2."""
     half = cos_sin.shape[1] // 2
-    table = cos_sin[positions].float()[:, None, :]
-    cos, sin = table[..., :half], table[..., half:]
     for heads in (q, k):
-        low, high = heads[..., :half].float(), heads[..., half : 2 * half].float()
-        turned = low * cos - high * sin, high * cos + low * sin  # both before the first write
-        heads[..., :half], heads[..., half : 2 * half] = (part.to(heads.dtype) for part in turned)
+        _rotate(heads[..., :half], heads[..., half : 2 * half], cos_sin[positions])
+
+
+@kernel("rope.gptj", name="reference", needs=anywhere(), dtypes=_FLOATS, band=Band.REFERENCE)
+def rope_neighbours(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    """The same where element 2 i pairs with 2 i + 1."""
+    for heads in (q, k):
+        rotated = heads[..., : cos_sin.shape[1]]
+        _rotate(rotated[..., 0::2], rotated[..., 1::2], cos_sin[positions])
+
+
+def _rotate(first: torch.Tensor, second: torch.Tensor, table: torch.Tensor) -> None:
+    """Turn pairs of views [T, heads, rot_dim / 2] by rows [T, rot_dim] of the table."""
+    cos, sin = table.float()[:, None, :].chunk(2, dim=-1)
+    low, high = first.float(), second.float()
+    turned = low * cos - high * sin, high * cos + low * sin  # both before the first write
+    first.copy_(turned[0])
+    second.copy_(turned[1])

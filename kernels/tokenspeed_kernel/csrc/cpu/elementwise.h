@@ -115,18 +115,32 @@ TS_INLINE void RotateHead(float* head, const float* cosine, const float* sine, i
       });
 }
 
-void RopeTokens(const RopeArgs& args, int64_t begin, int64_t end) {
+TS_INLINE void RotateNeighbours(float* head, const float* cosine, const float* sine, int64_t half) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float even = head[2 * i], odd = head[2 * i + 1];
+    head[2 * i] = even * cosine[i] - odd * sine[i];
+    head[2 * i + 1] = odd * cosine[i] + even * sine[i];
+  }
+}
+
+TS_INLINE void RotateHeads(const RopeArgs& args, float* heads, int64_t stride, int64_t num_heads,
+                           const float* cosine) {
   const int64_t half = args.rot_dim / 2;
+  for (int64_t head = 0; head < num_heads; ++head, heads += stride) {
+    if (args.interleaved) {
+      RotateNeighbours(heads, cosine, cosine + half, half);
+    } else {
+      RotateHead(heads, cosine, cosine + half, half);
+    }
+  }
+}
+
+void RopeTokens(const RopeArgs& args, int64_t begin, int64_t end) {
   for (int64_t token = begin; token < end; ++token) {
     const float* const cosine = args.cos_sin + args.positions[token] * args.rot_dim;
-    float* const q = args.q + token * args.q_stride;
-    float* const k = args.k + token * args.k_stride;
-    for (int64_t head = 0; head < args.num_heads; ++head) {
-      RotateHead(q + head * args.head_dim, cosine, cosine + half, half);
-    }
-    for (int64_t head = 0; head < args.num_kv_heads; ++head) {
-      RotateHead(k + head * args.head_dim, cosine, cosine + half, half);
-    }
+    RotateHeads(args, args.q + token * args.q_stride, args.q_head_stride, args.num_heads, cosine);
+    RotateHeads(args, args.k + token * args.k_stride, args.k_head_stride, args.num_kv_heads,
+                cosine);
   }
 }
 void Rope(const RopeArgs& args) {

@@ -56,12 +56,13 @@ struct SiluAndMulArgs {
 };
 
 struct RopeArgs {
-  float* q;  // [num_tokens, num_heads, head_dim]
-  float* k;  // [num_tokens, num_kv_heads, head_dim]
-  int64_t q_stride, k_stride;
+  float* q;  // [num_tokens, num_heads, at least rot_dim]
+  float* k;  // [num_tokens, num_kv_heads, at least rot_dim]
+  int64_t q_stride, q_head_stride, k_stride, k_head_stride;
   const int64_t* positions;
   const float* cos_sin;  // [max_pos, rot_dim]
-  int64_t num_tokens, num_heads, num_kv_heads, head_dim, rot_dim;
+  int64_t num_tokens, num_heads, num_kv_heads, rot_dim;
+  bool interleaved;  // pairs are neighbours, not half a head apart
 };
 
 struct StoreKvArgs {

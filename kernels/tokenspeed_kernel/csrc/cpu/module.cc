@@ -97,21 +97,24 @@ void SiluAndMulEntry(Address x, int64_t x_stride, int64_t num_tokens, int64_t wi
                           .out = At<float>(out)});
 }
 
-void RopeEntry(Address q, int64_t q_stride, int64_t num_heads, Address k, int64_t k_stride,
-               int64_t num_kv_heads, int64_t head_dim, Address positions, int64_t num_tokens,
-               Address cos_sin, int64_t max_positions, int64_t rot_dim) {
+void RopeEntry(Address q, int64_t q_stride, int64_t q_head_stride, int64_t num_heads, Address k,
+               int64_t k_stride, int64_t k_head_stride, int64_t num_kv_heads, Address positions,
+               int64_t num_tokens, Address cos_sin, int64_t max_positions, int64_t rot_dim,
+               bool interleaved) {
   CheckBelow(At<const int64_t>(positions), num_tokens, max_positions, "positions");
   Kernels().rope({.q = At<float>(q),
                   .k = At<float>(k),
                   .q_stride = q_stride,
+                  .q_head_stride = q_head_stride,
                   .k_stride = k_stride,
+                  .k_head_stride = k_head_stride,
                   .positions = At<const int64_t>(positions),
                   .cos_sin = At<const float>(cos_sin),
                   .num_tokens = num_tokens,
                   .num_heads = num_heads,
                   .num_kv_heads = num_kv_heads,
-                  .head_dim = head_dim,
-                  .rot_dim = rot_dim});
+                  .rot_dim = rot_dim,
+                  .interleaved = interleaved});
 }
 
 // shape: (num_blocks, num_kv_heads, block_size, head_dim, k_block_stride, v_block_stride).
