@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenspeed.config.gguf import GGUFFile, read_gguf
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
-from tokenspeed.config.rope import RopeScaling, extended_context, rope_scaling_from_json
+from tokenspeed.config.rope import RopeScaling, extended_context, longest_context, rope_scaling_from_json
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -32,7 +32,7 @@ class ModelConfig:
     qkv_bias, output_bias, mlp_bias: which projections add a bias.
     qk_norm: whether queries and keys are normalised per head before rotation.
     windows: attention window of each layer, 0 for full attention.
-    windowed_rope_theta: rotary base of layers with a window, which no scaling applies to; None: as the others.
+    windowed_rope_theta, windowed_rope_scaling: of layers with a window; theta None: as the others.
     norm_offset: what is added to stored norm weights (1 where a checkpoint stores them around zero).
     """
 
@@ -62,11 +62,17 @@ class ModelConfig:
     activation: Activation
     attention_scale: float
     windowed_rope_theta: float | None
+    windowed_rope_scaling: RopeScaling | None
     norm_offset: float
 
     @property
-    def attention_bias(self) -> bool:
-        return self.qkv_bias
+    def longest_context(self) -> int:
+        """The largest `--max-model-len`; `max_position_embeddings` is what is served by default."""
+        return longest_context(self.max_position_embeddings, self.rope_scaling)
+
+    def serving(self, context: int) -> ModelConfig:
+        """The configuration for an engine that serves up to `context` tokens: rotary tables are made for it."""
+        return replace(self, max_position_embeddings=context)
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,7 @@ def config_from_folder(folder: Path) -> ModelConfig:
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         fields.refuse_other(name, None)
     declared_context = fields.integer("max_position_embeddings")
-    rope, windowed_theta = _json_rope(values, architecture)
+    rope, windowed = _json_rope(values, architecture)
     scaling = rope_scaling_from_json(rope, declared_context, str(file))
     num_heads, num_layers = fields.integer("num_attention_heads"), fields.integer("num_hidden_layers")
     hidden_size = fields.integer("hidden_size")
@@ -178,7 +184,8 @@ def config_from_folder(folder: Path) -> ModelConfig:
             windows=_windows(values, num_layers, architecture),
             activation=architecture.activation,
             attention_scale=float(values.get("query_pre_attn_scalar") or head_dim) ** -0.5,
-            windowed_rope_theta=windowed_theta,
+            windowed_rope_theta=None if windowed is None else float(windowed["rope_theta"]),
+            windowed_rope_scaling=rope_scaling_from_json(windowed or {}, declared_context, str(file)),
             norm_offset=architecture.norm_offset,
         ),
         str(file),
@@ -195,16 +202,22 @@ def _json_architecture(values: Mapping[str, Any], where: str) -> _Architecture:
     raise ModelError(f"{where}: architecture {names[0]} is not supported ({', '.join(_ARCHITECTURES)})")
 
 
-def _json_rope(values: Mapping[str, Any], architecture: _Architecture) -> tuple[Mapping[str, Any], float | None]:
-    """Rotary parameters of the layers that see everything, and the base of those with a window where it differs."""
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+def _json_rope(
+    values: Mapping[str, Any], architecture: _Architecture
+) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """Rotary parameters of the layers that see everything, and of those with a window where these have their own."""
+    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
+    if "full_attention" in rope or "sliding_attention" in rope:
+        theta = {"rope_theta": values.get("rope_theta", 10000.0)}
+        windowed = {"rope_theta": _GEMMA_WINDOWED_THETA} | dict(rope.get("sliding_attention") or {})
+        return theta | dict(rope.get("full_attention") or {}), windowed
+    if values.get("original_max_position_embeddings"):
+        # Phi-3's place for it, which goes before the other.
+        rope["original_max_position_embeddings"] = values["original_max_position_embeddings"]
     if architecture.full_every == 1:
         return rope, None
-    if "full_attention" in rope:
-        windowed = rope.get("sliding_attention") or {}
-        return rope["full_attention"], float(windowed.get("rope_theta", _GEMMA_WINDOWED_THETA))
     theta = {"rope_theta": values.get("rope_theta", 1e6)}
-    return theta | dict(rope), float(values.get("rope_local_base_freq", _GEMMA_WINDOWED_THETA))
+    return theta | rope, {"rope_theta": values.get("rope_local_base_freq", _GEMMA_WINDOWED_THETA)}
 
 
 def _context(architecture: _Architecture, declared: int, scaling: RopeScaling | None) -> int:
@@ -286,6 +299,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             activation=architecture.activation,
             attention_scale=head_dim**-0.5,
             windowed_rope_theta=_GEMMA_WINDOWED_THETA if interleaves else None,
+            windowed_rope_scaling=None,
             # Converters add the offset to the weights themselves.
             norm_offset=0.0,
         ),
@@ -354,6 +368,12 @@ def _checked(config: ModelConfig, where: str) -> ModelConfig:
         raise ModelError(
             f"{where}: rotary size {config.rotary_dim} must be even and at most the head's {config.head_dim}"
         )
+    for scaling in (config.rope_scaling, config.windowed_rope_scaling):
+        for divisors in (scaling.short_divisors, scaling.long_divisors) if scaling else ():
+            if len(divisors) not in (0, config.rotary_dim // 2):
+                raise ModelError(
+                    f"{where}: longrope has {len(divisors)} factors for {config.rotary_dim // 2} rotary frequencies"
+                )
     if len(config.windows) != config.num_layers:
         raise ModelError(f"{where}: layer_types has {len(config.windows)} entries for {config.num_layers} layers")
     return config

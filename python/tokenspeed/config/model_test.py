@@ -74,12 +74,32 @@ def test_new_spelling_of_rope_is_read(tmp_path: Path) -> None:
         ({"type": "linear", "factor": 2.0}, 1024),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
         ({"rope_type": "dynamic", "factor": 4.0}, 512),
+        ({"type": "su", "original_max_position_embeddings": 64, "short_factor": [1] * 8, "long_factor": [2] * 8}, 512),
         ({"rope_type": "default"}, 512),
     ],
 )
 def test_scaling_extends_the_context(tmp_path: Path, scaling: dict[str, Any], context: int) -> None:
     config = load_model_config(folder_with(tmp_path, LLAMA | {"rope_scaling": scaling}))
     assert config.max_position_embeddings == context
+
+
+def test_only_dynamic_scaling_serves_more_than_the_declared_context_when_asked(tmp_path: Path) -> None:
+    for kind, longest in (("dynamic", 2048), ("linear", 2048), ("default", 512)):
+        scaling = {"rope_type": kind, "factor": 4.0}
+        config = load_model_config(folder_with(tmp_path, LLAMA | {"rope_scaling": scaling}))
+        assert config.longest_context == longest
+        assert config.max_position_embeddings == (2048 if kind == "linear" else 512)
+        assert config.serving(700).max_position_embeddings == 700
+
+
+def test_old_context_of_phi3_stands_beside_the_scaling(tmp_path: Path) -> None:
+    scaling = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    change = {"rope_scaling": scaling, "original_max_position_embeddings": 128}
+    config = load_model_config(folder_with(tmp_path, LLAMA | change))
+    assert config.rope_scaling is not None
+    assert (config.rope_scaling.original_max_position_embeddings, config.rope_scaling.factor) == (128, 4.0)
+    assert config.rope_scaling.divisors(128) == (1.0,) * 8
+    assert config.rope_scaling.divisors(129) == (4.0,) * 8
 
 
 def test_members_of_the_family_differ_in_biases_norms_and_windows(tmp_path: Path) -> None:
@@ -134,7 +154,13 @@ def test_gemma3_interleaves_windows_and_rotary_bases(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization 'awq' is not supported"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "axial"}}, "rope scaling 'axial' is not supported"),
+        ({"rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]}}, "'mrope_section' .* is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope", "long_factor": [1]}}, "needs a list 'short_factor'"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "long_factor": [1] * 8, "short_factor": [1]}},
+            "longrope has 1 factors for 8 rotary frequencies",
+        ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "needs a number 'low_freq_factor'"),
         ({"num_hidden_layers": None}, "'num_hidden_layers' is missing"),
         ({"vocab_size": "many"}, "'vocab_size' must be a positive whole number"),

@@ -34,6 +34,8 @@ class ModelFacts(Protocol):
     @property
     def max_position_embeddings(self) -> int: ...
     @property
+    def longest_context(self) -> int: ...
+    @property
     def vocab_size(self) -> int: ...
     @property
     def dtype(self) -> str: ...
@@ -190,12 +192,11 @@ def _num_threads(raw: Mapping[str, Any], hardware: Hardware) -> int:
 
 
 def _max_model_len(raw: Mapping[str, Any], model: ModelFacts) -> int:
-    limit = model.max_position_embeddings
     if raw["max_model_len"] is None:
-        return limit
+        return model.max_position_embeddings
     asked = _at_least(raw, "max_model_len", 8)
-    if asked > limit:
-        raise FlagError("--max-model-len", f"{asked} is more than the model's {limit}")
+    if asked > model.longest_context:
+        raise FlagError("--max-model-len", f"{asked} is more than the model's {model.longest_context}")
     return asked
 
 

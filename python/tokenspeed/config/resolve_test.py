@@ -23,6 +23,7 @@ CPU_TORCH = Hardware(64, 512 * 2**30, (H200,), None)
 @dataclass(frozen=True)
 class Model:
     max_position_embeddings: int = 8192
+    longest_context: int = 8192
     vocab_size: int = 49152
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = (2,)

@@ -64,8 +64,9 @@ def build(
     prepare_device(config.device)
     device = torch.device(config.device.device)
     progress("loading weights")
+    served = model_config.serving(config.scheduler.max_model_len)
     model = load_model(
-        source, model_config, device, getattr(torch, config.device.dtype), load_format=config.loader.load_format
+        source, served, device, getattr(torch, config.device.dtype), load_format=config.loader.load_format
     )
     free_bytes = _free_bytes(config, hardware, device)
     layers = model.kv_cache(config.memory.block_size)

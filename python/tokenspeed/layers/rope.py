@@ -2,8 +2,9 @@
 """Tables of cosines and sines for rotary embeddings (Su et al. 2021) and the ways of stretching them.
 
 linear: positions divided by a factor (Chen et al. 2023). llama3: low frequencies divided, high ones kept, a ramp
-between (Llama 3.1). yarn: the same idea with a ramp over dimensions and louder keys (Peng et al. 2023). dynamic
-changes nothing within the declared context, which is where `config.rope` ends it. Computed once, at load.
+between (Llama 3.1). yarn: the same idea with a ramp over dimensions and louder keys (Peng et al. 2023). longrope: a
+divisor for each frequency (Ding et al. 2024). dynamic: a base that grows with the context (NTK-aware scaling, 2023).
+Computed once, at load, for the longest context that is served; `config.rope` says why.
 """
 
 from __future__ import annotations
@@ -22,21 +23,27 @@ def rope_tables(config: ModelConfig, device: torch.device) -> list[torch.Tensor]
     full = full.to(device)
     if config.windowed_rope_theta is None:
         return [full] * config.num_layers
-    windowed = rope_table(config.rotary_dim, config.windowed_rope_theta, None, config.max_position_embeddings)
-    windowed = windowed.to(device)
+    windowed = rope_table(
+        config.rotary_dim, config.windowed_rope_theta, config.windowed_rope_scaling, config.max_position_embeddings
+    ).to(device)
     return [windowed if window else full for window in config.windows]
 
 
 def rope_table(rotary_dim: int, theta: float, scaling: RopeScaling | None, num_positions: int) -> torch.Tensor:
     """float32 [num_positions, rotary_dim]: a position's cosines, then its sines."""
     positions = torch.arange(num_positions, dtype=torch.float32)
-    angles = positions[:, None] * inverse_frequencies(rotary_dim, theta, scaling)[None, :]
+    angles = positions[:, None] * inverse_frequencies(rotary_dim, theta, scaling, num_positions)[None, :]
     table = torch.cat([angles.cos(), angles.sin()], dim=1)
     return table if scaling is None else table.mul_(scaling.amplitude)
 
 
-def inverse_frequencies(rotary_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
-    """float32 [rotary_dim / 2]: radians that each pair turns from one position to the next."""
+def inverse_frequencies(rotary_dim: int, theta: float, scaling: RopeScaling | None, context: int) -> torch.Tensor:
+    """float32 [rotary_dim / 2]: radians that each pair turns from one position to the next.
+
+    context: the longest that is served, in tokens.
+    """
+    if scaling is not None and scaling.kind == "dynamic":
+        theta *= _dynamic_growth(rotary_dim, scaling, context)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     frequencies = 1.0 / (theta**exponents)
     if scaling is None:
@@ -47,9 +54,15 @@ def inverse_frequencies(rotary_dim: int, theta: float, scaling: RopeScaling | No
         frequencies = _llama3(frequencies, scaling)
     elif scaling.kind == "yarn":
         frequencies = _yarn(frequencies, rotary_dim, theta, scaling)
-    if scaling.frequency_divisors:
-        frequencies = frequencies / torch.tensor(scaling.frequency_divisors, dtype=torch.float32)
+    if divisors := scaling.divisors(context):
+        frequencies = frequencies / torch.tensor(divisors, dtype=torch.float32)
     return frequencies
+
+
+def _dynamic_growth(rotary_dim: int, scaling: RopeScaling, context: int) -> float:
+    """What the base is multiplied by, so that the slowest pair turns over `context` as it did over the old one."""
+    stretch = max(1.0, context / scaling.original_max_position_embeddings)
+    return float((scaling.factor * (stretch - 1) + 1) ** (rotary_dim / (rotary_dim - 2)))
 
 
 def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:

@@ -37,7 +37,19 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+}
+
 GEMMA = {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
+GEMMA_BOTH = {
+    "full_attention": YARN | {"rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
+}
 GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
@@ -64,6 +76,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {"rope_parameters": YARN | {"rope_theta": 1e6, "attention_factor": 1.5, "beta_fast": 16, "beta_slow": 2}},
     ),
+    "longrope": ("Llama", {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 128}}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral with a window": ("Mistral", {"sliding_window": 9}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
@@ -73,6 +86,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "gemma3": ("Gemma3", GEMMA | {"num_hidden_layers": 7}),
+    "gemma3 with scalings of both kinds of layer": (
+        "Gemma3",
+        GEMMA | {"num_hidden_layers": 7, "rope_parameters": GEMMA_BOTH},
+    ),
     "gemma3 with stretched global layers": ("Gemma3", GEMMA | {"num_hidden_layers": 4, "rope_parameters": GEMMA_ROPE}),
 }
 
@@ -93,9 +110,11 @@ def make_pair(folder: Path, family: str, changes: dict[str, Any]) -> tuple[trans
     return theirs, load(folder)
 
 
-def load(folder: Path) -> Model:
+def load(folder: Path, context: int | None = None) -> Model:
+    """context: the longest that is served, where it is not the default."""
     source = ModelSource("folder", folder, "test")
-    return load_model(source, load_model_config(source), "cpu", torch.float32)
+    config = load_model_config(source)
+    return load_model(source, config.serving(context) if context else config, "cpu", torch.float32)
 
 
 def random_tokens(num_tokens: int, config: ModelConfig) -> list[int]:
@@ -147,3 +166,25 @@ def test_positions_past_the_old_context_follow_yarn(tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = theirs(torch.tensor([prompt])).logits[0]
     torch.testing.assert_close(PagedSequences(ours, 1, 128).prefill(0, prompt), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rope", "context", "length"),
+    [
+        # Sequences within the old context, served by an engine whose context ends there, and longer ones.
+        (LONGROPE, 64, 50),
+        (LONGROPE, 128, 100),
+        # The base that suits sequences of just the longest length.
+        ({"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}, 128, 100),
+        ({"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}, 300, 300),
+    ],
+)
+def test_the_context_served_chooses_the_frequencies_of_transformers(
+    tmp_path: Path, rope: dict[str, Any], context: int, length: int
+) -> None:
+    theirs, _ = make_pair(tmp_path, "Llama", {"rope_parameters": rope})
+    prompt = random_tokens(length, load(tmp_path).config)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([prompt])).logits[0]
+    logits = PagedSequences(load(tmp_path, context), 1, context).prefill(0, prompt, chunk=33)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
