@@ -15,14 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "cc/bindings/arguments.h"
 #include "cc/scheduler/scheduler.h"
-
-namespace py = pybind11;
 
 namespace tokenspeed {
 namespace {
-
-using TokenArray = py::array_t<int32_t, py::array::c_style>;
 
 void Raise(const Status& status) {
   if (!status.ok()) throw py::value_error(status.reason());
@@ -73,8 +70,8 @@ struct GroupPlanView {
   }
 };
 
-std::vector<int32_t> Copy(const TokenArray& array, const char* field) {
-  if (array.ndim() != 1) throw py::value_error(std::string(field) + " must have one dimension");
+std::vector<int32_t> Copy(const py::object& given, const char* field) {
+  const TokenArray array = Tokens(given, field, 1, "[tokens]");
   return {array.data(), array.data() + array.size()};
 }
 
@@ -84,21 +81,31 @@ constexpr const char* kPauseNames[] = {"abort", "wait", "keep"};
 
 // The index of `name` in `names`, as the enum that they spell.
 template <class Enum, size_t N>
-Enum Parse(const char* field, const std::string& name, const char* const (&names)[N]) {
+Enum Parse(const char* field, const py::object& given, const char* const (&names)[N]) {
+  const std::string name = Text(given, field);
   for (size_t i = 0; i < N; ++i) {
     if (name == names[i]) return static_cast<Enum>(i);
   }
   throw py::value_error(std::string(field) + " is unknown: " + name);
 }
 
-Role ParseRole(const std::string& name) { return Parse<Role>("role", name, kRoleNames); }
+std::vector<CacheGroup> Groups(const py::object& given) {
+  if (!py::isinstance<py::list>(given)) Refuse("groups", "a list of CacheGroup", given);
+  std::vector<CacheGroup> groups;
+  for (const py::handle& item : given) {
+    groups.push_back(Instance<CacheGroup>(item, "groups", "CacheGroup"));
+  }
+  return groups;
+}
 
 void BindConfig(py::module_& m) {
   py::class_<CacheGroup>(m, "CacheGroup")
-      .def(py::init([](const std::string& kind, int32_t blocks_per_parent, int32_t window_tokens,
-                       int32_t checkpoint_tokens) {
-             return CacheGroup{Parse<GroupKind>("kind", kind, kGroupNames), blocks_per_parent,
-                               window_tokens, checkpoint_tokens};
+      .def(py::init([](const py::object& kind, const py::object& blocks_per_parent,
+                       const py::object& window_tokens, const py::object& checkpoint_tokens) {
+             return CacheGroup{Parse<GroupKind>("kind", kind, kGroupNames),
+                               Integer<int32_t>(blocks_per_parent, "blocks_per_parent"),
+                               Integer<int32_t>(window_tokens, "window_tokens"),
+                               Integer<int32_t>(checkpoint_tokens, "checkpoint_tokens")};
            }),
            py::kw_only(), py::arg("kind"), py::arg("blocks_per_parent"), py::arg("window_tokens"),
            py::arg("checkpoint_tokens"))
@@ -109,26 +116,29 @@ void BindConfig(py::module_& m) {
       .def_readonly("checkpoint_tokens", &CacheGroup::checkpoint_tokens);
 
   py::class_<SchedulerConfig>(m, "SchedulerConfig")
-      .def(py::init([](int32_t num_blocks, int32_t block_size, int32_t max_num_seqs,
-                       int32_t max_model_len, int32_t max_batched_tokens, bool chunked_prefill,
-                       int32_t overlap_depth, int32_t verify_width, int32_t max_decode_gap_tokens,
-                       bool enable_prefix_caching, std::vector<int32_t> eos_token_ids,
-                       const std::string& role, int32_t num_host_blocks,
-                       std::vector<CacheGroup> groups) {
-             return SchedulerConfig{num_blocks,
-                                    block_size,
-                                    max_num_seqs,
-                                    max_model_len,
-                                    max_batched_tokens,
-                                    chunked_prefill,
-                                    overlap_depth,
-                                    verify_width,
-                                    max_decode_gap_tokens,
-                                    enable_prefix_caching,
-                                    std::move(eos_token_ids),
-                                    ParseRole(role),
-                                    num_host_blocks,
-                                    std::move(groups)};
+      .def(py::init([](const py::object& num_blocks, const py::object& block_size,
+                       const py::object& max_num_seqs, const py::object& max_model_len,
+                       const py::object& max_batched_tokens, const py::object& chunked_prefill,
+                       const py::object& overlap_depth, const py::object& verify_width,
+                       const py::object& max_decode_gap_tokens,
+                       const py::object& enable_prefix_caching, const py::object& eos_token_ids,
+                       const py::object& role, const py::object& num_host_blocks,
+                       const py::object& groups) {
+             return SchedulerConfig{
+                 Integer<int32_t>(num_blocks, "num_blocks"),
+                 Integer<int32_t>(block_size, "block_size"),
+                 Integer<int32_t>(max_num_seqs, "max_num_seqs"),
+                 Integer<int32_t>(max_model_len, "max_model_len"),
+                 Integer<int32_t>(max_batched_tokens, "max_batched_tokens"),
+                 Flag(chunked_prefill, "chunked_prefill"),
+                 Integer<int32_t>(overlap_depth, "overlap_depth"),
+                 Integer<int32_t>(verify_width, "verify_width"),
+                 Integer<int32_t>(max_decode_gap_tokens, "max_decode_gap_tokens"),
+                 Flag(enable_prefix_caching, "enable_prefix_caching"),
+                 Integers(eos_token_ids, "eos_token_ids"),
+                 Parse<Role>("role", role, kRoleNames),
+                 Integer<int32_t>(num_host_blocks, "num_host_blocks"),
+                 Groups(groups)};
            }),
            py::kw_only(), py::arg("num_blocks"), py::arg("block_size"), py::arg("max_num_seqs"),
            py::arg("max_model_len"), py::arg("max_batched_tokens"), py::arg("chunked_prefill"),
@@ -153,18 +163,20 @@ void BindConfig(py::module_& m) {
       .def_readonly("groups", &SchedulerConfig::groups);
 
   py::class_<RequestSpec>(m, "RequestSpec")
-      .def(py::init([](int64_t request_id, const TokenArray& token_ids, int32_t max_new_tokens,
-                       int32_t min_new_tokens, std::vector<int32_t> stop_token_ids, bool ignore_eos,
-                       int32_t priority, int64_t cache_salt, int64_t adapter) {
-             return RequestSpec{RequestId(request_id),
+      .def(py::init([](const py::object& request_id, const py::object& token_ids,
+                       const py::object& max_new_tokens, const py::object& min_new_tokens,
+                       const py::object& stop_token_ids, const py::object& ignore_eos,
+                       const py::object& priority, const py::object& cache_salt,
+                       const py::object& adapter) {
+             return RequestSpec{RequestId(Integer<int64_t>(request_id, "request_id")),
                                 Copy(token_ids, "token_ids"),
-                                max_new_tokens,
-                                min_new_tokens,
-                                std::move(stop_token_ids),
-                                ignore_eos,
-                                priority,
-                                cache_salt,
-                                adapter};
+                                Integer<int32_t>(max_new_tokens, "max_new_tokens"),
+                                Integer<int32_t>(min_new_tokens, "min_new_tokens"),
+                                Integers(stop_token_ids, "stop_token_ids"),
+                                Flag(ignore_eos, "ignore_eos"),
+                                Integer<int32_t>(priority, "priority"),
+                                Integer<int64_t>(cache_salt, "cache_salt"),
+                                Integer<int64_t>(adapter, "adapter")};
            }),
            py::kw_only(), py::arg("request_id"), py::arg("token_ids"), py::arg("max_new_tokens"),
            py::arg("min_new_tokens"), py::arg("stop_token_ids"), py::arg("ignore_eos"),
@@ -284,11 +296,12 @@ void BindReports(py::module_& m) {
   py::class_<AllBlocksCleared>(m, "AllBlocksCleared");
 }
 
-std::shared_ptr<const Outcome> AdvanceStep(Scheduler& scheduler, int64_t step_id,
-                                           const TokenArray& token_ids,
-                                           const TokenArray& num_tokens) {
-  if (token_ids.ndim() != 2) throw py::value_error("token_ids must be [rows, width]");
-  if (num_tokens.ndim() != 1) throw py::value_error("num_tokens must be [rows]");
+std::shared_ptr<const Outcome> AdvanceStep(Scheduler& scheduler, const py::object& step_given,
+                                           const py::object& token_ids_given,
+                                           const py::object& num_tokens_given) {
+  const StepId step(Integer<int64_t>(step_given, "step_id"));
+  const TokenArray token_ids = Tokens(token_ids_given, "token_ids", 2, "[rows, width]");
+  const TokenArray num_tokens = Tokens(num_tokens_given, "num_tokens", 1, "[rows]");
   if (token_ids.shape(0) != num_tokens.shape(0)) {
     throw py::value_error("token_ids and num_tokens must have the same number of rows");
   }
@@ -298,7 +311,7 @@ std::shared_ptr<const Outcome> AdvanceStep(Scheduler& scheduler, int64_t step_id
       .num_tokens = {num_tokens.data(), static_cast<size_t>(num_tokens.size())},
   };
   py::gil_scoped_release unlocked;
-  auto outcome = scheduler.Settle(StepId(step_id), result);
+  auto outcome = scheduler.Settle(step, result);
   if (outcome.ok()) return outcome.value();
   py::gil_scoped_acquire locked;
   throw py::value_error(outcome.status().reason());
@@ -307,31 +320,39 @@ std::shared_ptr<const Outcome> AdvanceStep(Scheduler& scheduler, int64_t step_id
 void BindScheduler(py::module_& m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<Scheduler>(m, "Scheduler")
-      .def(py::init([](const SchedulerConfig& config) {
-             auto scheduler = Scheduler::Create(config);
+      .def(py::init([](const py::object& config) {
+             auto scheduler =
+                 Scheduler::Create(Instance<SchedulerConfig>(config, "config", "SchedulerConfig"));
              Raise(scheduler.ok() ? Status::Ok() : scheduler.status());
              return std::move(scheduler.value());
            }),
            py::arg("config"))
       .def(
-          "submit", [](Scheduler& s, const RequestSpec& spec) { Raise(s.Submit(spec)); },
+          "submit",
+          [](Scheduler& s, const py::object& spec) {
+            Raise(s.Submit(Instance<RequestSpec>(spec, "spec", "RequestSpec")));
+          },
           py::arg("spec"))
       .def(
-          "abort", [](Scheduler& s, int64_t id) { return s.Abort(RequestId(id)); },
+          "abort",
+          [](Scheduler& s, const py::object& id) {
+            return s.Abort(RequestId(Integer<int64_t>(id, "request_id")));
+          },
           py::arg("request_id"))
       .def(
           "plan", [](Scheduler& s) { return std::const_pointer_cast<Plan>(s.MakePlan()); }, NoGil())
       .def(
           "advance",
-          [](Scheduler& s, int64_t step_id, const TokenArray& token_ids,
-             const TokenArray& num_tokens) {
+          [](Scheduler& s, const py::object& step_id, const py::object& token_ids,
+             const py::object& num_tokens) {
             return std::const_pointer_cast<Outcome>(AdvanceStep(s, step_id, token_ids, num_tokens));
           },
           py::arg("step_id"), py::arg("token_ids"), py::arg("num_tokens"))
       .def(
           "block_tables",
-          [](py::object self, int32_t group) {
+          [](py::object self, const py::object& given) {
             const auto& scheduler = self.cast<const Scheduler&>();
+            const auto group = Integer<int32_t>(given, "group");
             if (group < 0 || group >= scheduler.num_groups()) {
               throw py::value_error("group " + std::to_string(group) + " does not exist");
             }
@@ -342,15 +363,17 @@ void BindScheduler(py::module_& m) {
       .def("transfers", &Scheduler::TakeTransfers)
       .def(
           "settle_transfer",
-          [](Scheduler& s, int64_t id, bool ok, int32_t first_token) {
-            auto outcome = s.SettleTransfer(id, ok, first_token);
+          [](Scheduler& s, const py::object& id, const py::object& ok,
+             const py::object& first_token) {
+            auto outcome = s.SettleTransfer(Integer<int64_t>(id, "transfer_id"), Flag(ok, "ok"),
+                                            Integer<int32_t>(first_token, "first_token"));
             Raise(outcome.ok() ? Status::Ok() : outcome.status());
             return std::const_pointer_cast<Outcome>(outcome.value());
           },
           py::arg("transfer_id"), py::arg("ok"), py::arg("first_token"))
       .def(
           "pause",
-          [](Scheduler& s, const std::string& mode) {
+          [](Scheduler& s, const py::object& mode) {
             return s.Pause(Parse<PauseMode>("pause mode", mode, kPauseNames));
           },
           py::arg("mode"))
@@ -361,16 +384,19 @@ void BindScheduler(py::module_& m) {
       .def("flush_cache", &Scheduler::FlushCache)
       .def(
           "set_weight_version",
-          [](Scheduler& s, int64_t version) { Raise(s.SetWeightVersion(version)); },
+          [](Scheduler& s, const py::object& version) {
+            Raise(s.SetWeightVersion(Integer<int64_t>(version, "version")));
+          },
           py::arg("version"))
       .def("enable_kv_events", &Scheduler::EnableKvEvents)
       .def("kv_events", &Scheduler::TakeKvEvents)
       .def(
           "stats",
-          [](const Scheduler& s, int64_t id) {
-            const auto counters = s.CountersOf(RequestId(id));
+          [](const Scheduler& s, const py::object& given) {
+            const RequestId id(Integer<int64_t>(given, "request_id"));
+            const auto counters = s.CountersOf(id);
             if (!counters)
-              throw py::value_error("request_id " + std::to_string(id) + " is unknown");
+              throw py::value_error("request_id " + std::to_string(id.value()) + " is unknown");
             return *counters;
           },
           py::arg("request_id"));

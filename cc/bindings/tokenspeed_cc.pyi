@@ -7,8 +7,9 @@ integer; request ids, weight versions, salts and adapters are numbers that the c
 may be planned. Given the same calls, two schedulers make the same plans: there is no clock inside.
 
 Arrays of a `Plan` or an `Outcome` are read-only numpy views of memory that lives as long as any of them does.
-A caller's fault raises ValueError with the reason and changes nothing. RuntimeError names a broken invariant:
-the process should end.
+A caller's fault raises ValueError with the field and the reason and changes nothing: a number out of range or of
+another type, None, an array that is not int32 or has another shape. Arrays need not be contiguous. A call without its
+arguments is Python's TypeError. RuntimeError names a broken invariant: the process should end.
 """
 
 import numpy as np

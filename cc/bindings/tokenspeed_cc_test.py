@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import tokenspeed_cc
 from tokenspeed_cc import (
@@ -15,7 +16,9 @@ from tokenspeed_cc import (
     FINISH_LENGTH,
     BlockStored,
     CacheGroup,
+    Load,
     Plan,
+    RequestCounters,
     RequestSpec,
     Scheduler,
     SchedulerConfig,
@@ -134,7 +137,7 @@ def test_refusals_are_value_errors_with_a_reason() -> None:
         s.submit(spec(7, 6))
     with pytest.raises(ValueError, match="max_model_len 64"):
         s.submit(spec(8, 62))
-    with pytest.raises(ValueError, match="one dimension"):
+    with pytest.raises(ValueError, match="got 2 dimensions"):
         spec(8, 4, token_ids=np.zeros((2, 2), np.int32))
     with pytest.raises(ValueError, match="block_size must be positive"):
         scheduler(block_size=0)
@@ -146,6 +149,210 @@ def test_refusals_are_value_errors_with_a_reason() -> None:
         s.stats(99)
     with pytest.raises(TypeError):
         SchedulerConfig(num_blocks=3)  # type: ignore[call-arg]
+
+
+# Bad input: whatever is handed over, a ValueError names the field and the scheduler is as it was.
+
+
+def state_of(s: Scheduler, ids: list[int]) -> dict[str, Any]:
+    """Everything that can be read of a scheduler, by value."""
+    load = s.load()
+    counters = {i: {n: getattr(s.stats(i), n) for n in vars(RequestCounters) if n[0] != "_"} for i in ids}
+    return {
+        "load": {name: getattr(load, name) for name in vars(Load) if name[0] != "_"},
+        "tables": s.block_tables().tobytes(),
+        "work": s.has_work(),
+        "counters": counters,
+        "transfers": len(s.transfers()),
+        "events": len(s.kv_events()),
+    }
+
+
+def in_the_middle() -> tuple[Scheduler, Plan]:
+    """A scheduler with one request decoding, one prefilling and one queued, and a step in flight."""
+    s = scheduler(verify_width=2, max_num_seqs=2)
+    s.enable_kv_events()
+    s.submit(spec(1, 9))
+    plan = planned(s)
+    s.advance(plan.step_id, np.array([[5, 0]], np.int32), np.array([1], np.int32))
+    s.submit(spec(2, 40, token_ids=np.arange(100, 140, dtype=np.int32)))
+    s.submit(spec(3, 5, token_ids=np.arange(200, 205, dtype=np.int32)))
+    plan = planned(s)
+    assert (plan.num_rows, plan.num_decode_rows) == (2, 1)
+    s.kv_events()
+    return s, plan
+
+
+def tokens_of(plan: Plan, width: int = 2) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    return np.full((plan.num_rows, width), 5, np.int32), np.ones(plan.num_rows, np.int32)
+
+
+INT32 = np.int32
+BAD_SPECS: list[tuple[str, Any, str]] = [
+    ("request_id", 1, "request_id 1 is in use"),
+    ("request_id", -1, "request_id must not be negative"),
+    ("request_id", 2**70, "request_id does not fit into 64 bits"),
+    ("request_id", "a", "request_id must be an integer, got str"),
+    ("request_id", None, "request_id must be an integer, got NoneType"),
+    ("token_ids", np.zeros(0, INT32), "token_ids is empty"),
+    ("token_ids", np.array([3, -7], INT32), r"token_ids\[1\] is negative: -7"),
+    ("token_ids", np.zeros(4, np.int64), "token_ids must be a numpy array of int32, got one of int64"),
+    ("token_ids", np.zeros(4, np.float32), "token_ids must be a numpy array of int32, got one of float32"),
+    ("token_ids", np.zeros(4, ">i4"), "token_ids must be a numpy array of int32, got one of >i4"),
+    ("token_ids", np.zeros((2, 2), INT32), r"token_ids must be \[tokens\], got 2 dimensions"),
+    ("token_ids", np.zeros((), INT32), r"token_ids must be \[tokens\], got 0 dimensions"),
+    ("token_ids", [1.5, 2.5], "token_ids must be a numpy array of int32, got list"),
+    ("token_ids", None, "token_ids must be a numpy array of int32, got NoneType"),
+    ("token_ids", np.broadcast_to(np.zeros(1, INT32), (2**31,)), "token_ids has too many elements"),
+    ("token_ids", np.zeros(62, INT32), "exceed max_model_len 64"),
+    ("max_new_tokens", 0, "max_new_tokens must be positive, got 0"),
+    ("max_new_tokens", -1, "max_new_tokens must be positive, got -1"),
+    ("max_new_tokens", 2**31 - 1, "exceed max_model_len 64"),
+    ("max_new_tokens", 2**31, "max_new_tokens does not fit into 32 bits: 2147483648"),
+    ("max_new_tokens", 1.5, "max_new_tokens must be an integer, got float"),
+    ("min_new_tokens", -1, "min_new_tokens must be between"),
+    ("min_new_tokens", 4, "min_new_tokens must be between"),
+    ("stop_token_ids", [2**40], r"stop_token_ids\[0\] does not fit into 32 bits"),
+    ("stop_token_ids", [1, None], r"stop_token_ids\[1\] must be an integer, got NoneType"),
+    ("stop_token_ids", "12", "stop_token_ids must be a list of integers, got str"),
+    ("ignore_eos", None, "ignore_eos must be True or False, got NoneType"),
+    ("ignore_eos", 1, "ignore_eos must be True or False, got int"),
+    ("priority", 2_000_000, "priority must be within"),
+    ("priority", 2**31, "priority does not fit into 32 bits"),
+    ("cache_salt", 2**63, "cache_salt does not fit into 64 bits"),
+    ("adapter", None, "adapter must be an integer, got NoneType"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "reason"), BAD_SPECS)
+def test_a_bad_request_changes_nothing(field: str, value: Any, reason: str) -> None:
+    s, _ = in_the_middle()
+    before = state_of(s, [1, 2, 3])
+    with pytest.raises(ValueError, match=reason):
+        s.submit(spec(9, 6, **{field: value}) if field != "request_id" else spec(value, 6))
+    assert state_of(s, [1, 2, 3]) == before
+    s.check()
+
+
+BAD_RESULTS: list[tuple[dict[str, Any], str]] = [
+    ({"step_id": 0}, "step 1 is next, got step 0"),
+    ({"step_id": 2}, "step 1 is next, got step 2"),
+    ({"step_id": -1}, "step 1 is next, got step -1"),
+    ({"step_id": 2**70}, "step_id does not fit into 64 bits"),
+    ({"step_id": None}, "step_id must be an integer, got NoneType"),
+    ({"token_ids": np.zeros((1, 2), INT32)}, "the same number of rows"),
+    ({"token_ids": np.zeros((3, 2), INT32), "num_tokens": np.ones(3, INT32)}, "step 1 has 2 rows"),
+    ({"token_ids": np.zeros((2, 0), INT32)}, "step 1 has 2 rows"),
+    ({"token_ids": np.zeros(2, INT32)}, r"token_ids must be \[rows, width\], got 1 dimensions"),
+    ({"token_ids": np.zeros((2, 2), np.int64)}, "token_ids must be a numpy array of int32, got one of int64"),
+    ({"token_ids": None}, "token_ids must be a numpy array of int32, got NoneType"),
+    ({"token_ids": np.full((2, 2), -1, INT32)}, r"token_ids\[0\] holds a negative token id"),
+    ({"token_ids": np.broadcast_to(np.zeros(1, INT32), (2, 2**32))}, "token_ids has too many elements"),
+    ({"num_tokens": np.zeros(2, INT32)}, r"num_tokens\[0\] must be between 1 and 2, got 0"),
+    ({"num_tokens": np.full(2, 3, INT32)}, r"num_tokens\[0\] must be between 1 and 2, got 3"),
+    ({"num_tokens": np.full(2, -(2**31), INT32)}, r"num_tokens\[0\] must be between 1 and 2"),
+    ({"num_tokens": np.ones(2, np.bool_)}, "num_tokens must be a numpy array of int32, got one of bool"),
+    ({"num_tokens": np.ones((2, 1), INT32)}, r"num_tokens must be \[rows\], got 2 dimensions"),
+    ({"num_tokens": [1, 1]}, "num_tokens must be a numpy array of int32, got list"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), BAD_RESULTS)
+def test_a_bad_result_changes_nothing_and_the_step_can_still_settle(changes: dict[str, Any], reason: str) -> None:
+    s, plan = in_the_middle()
+    before = state_of(s, [1, 2, 3])
+    token_ids, num_tokens = tokens_of(plan)
+    with pytest.raises(ValueError, match=reason):
+        s.advance(**{"step_id": plan.step_id, "token_ids": token_ids, "num_tokens": num_tokens, **changes})
+    assert state_of(s, [1, 2, 3]) == before
+    s.check()
+    assert s.advance(plan.step_id, token_ids, num_tokens).request_ids.tolist() == [1]
+
+
+def test_a_result_is_taken_once() -> None:
+    s, plan = in_the_middle()
+    s.advance(plan.step_id, *tokens_of(plan))
+    s.kv_events()
+    before = state_of(s, [1, 2, 3])
+    with pytest.raises(ValueError, match="no step is in flight"):
+        s.advance(plan.step_id, *tokens_of(plan))
+    assert state_of(s, [1, 2, 3]) == before
+
+
+def test_results_need_not_be_contiguous_and_later_rows_are_read_right() -> None:
+    s, plan = in_the_middle()
+    token_ids = np.zeros((4, 6), INT32)
+    token_ids[::2, ::3] = [[41, 42], [7, 7]]
+    s.advance(plan.step_id, token_ids[::2, ::3], np.array([9, 2, 9, 1, 9], INT32)[1::2])
+    s.abort(2)
+    while s.stats(1).completion_tokens < 3:  # goes on with its own two tokens
+        plan = planned(s)
+        s.advance(plan.step_id, *tokens_of(plan))
+    s.check()
+
+
+BAD_CALLS: list[tuple[str, tuple[Any, ...], str]] = [
+    ("submit", (None,), "spec must be a RequestSpec, got NoneType"),
+    ("abort", (None,), "request_id must be an integer, got NoneType"),
+    ("abort", (2**70,), "request_id does not fit into 64 bits"),
+    ("settle_transfer", (5, True, -1), "transfer 5 is not in flight"),
+    ("settle_transfer", (-1, True, -1), "transfer -1 is not in flight"),
+    ("settle_transfer", (0, None, -1), "ok must be True or False, got NoneType"),
+    ("settle_transfer", (0, True, 2**40), "first_token does not fit into 32 bits"),
+    ("pause", ("sleep",), "pause mode is unknown: sleep"),
+    ("pause", (None,), "pause mode must be a string, got NoneType"),
+    ("set_weight_version", (-1,), "weight version must not be negative"),
+    ("set_weight_version", (2**63,), "version does not fit into 64 bits"),
+    ("stats", (99,), "request_id 99 is unknown"),
+    ("stats", ("1",), "request_id must be an integer, got str"),
+    ("block_tables", (1,), "group 1 does not exist"),
+    ("block_tables", (-1,), "group -1 does not exist"),
+]
+
+
+@pytest.mark.parametrize(("method", "arguments", "reason"), BAD_CALLS)
+def test_a_bad_call_changes_nothing(method: str, arguments: tuple[Any, ...], reason: str) -> None:
+    s, plan = in_the_middle()
+    before = state_of(s, [1, 2, 3])
+    with pytest.raises(ValueError, match=reason):
+        getattr(s, method)(*arguments)
+    assert state_of(s, [1, 2, 3]) == before
+    s.advance(plan.step_id, *tokens_of(plan))
+    s.check()
+
+
+BAD_CONFIGS: list[tuple[str, Any, str]] = [
+    ("num_blocks", 1, "num_blocks must be at least 2"),
+    ("num_blocks", 2**31 - 1, "num_blocks .* must be at most"),
+    ("num_blocks", 2**31, "num_blocks does not fit into 32 bits"),
+    ("block_size", 2**31 - 1, "block_size must be at most"),
+    ("max_model_len", 2**31 - 1, "max_model_len must be at most"),
+    ("max_batched_tokens", 2**31 - 1, "max_batched_tokens must be at most"),
+    ("max_num_seqs", 2**31 - 1, "max_num_seqs must be at most"),
+    ("overlap_depth", 2**31 - 1, "overlap_depth must be at most"),
+    ("overlap_depth", -1, "overlap_depth must not be negative"),
+    ("verify_width", 2**31 - 1, "verify_width must be at most"),
+    ("num_host_blocks", 2**31 - 1, "num_host_blocks must be at most"),
+    ("num_host_blocks", -1, "num_host_blocks must not be negative"),
+    ("chunked_prefill", None, "chunked_prefill must be True or False"),
+    ("role", "both", "role is unknown: both"),
+    ("role", None, "role must be a string"),
+    ("groups", [], "groups is empty"),
+    ("groups", [None], "groups must be a CacheGroup, got NoneType"),
+    ("groups", None, "groups must be a list of CacheGroup"),
+    ("eos_token_ids", [2**40], r"eos_token_ids\[0\] does not fit into 32 bits"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "reason"), BAD_CONFIGS)
+def test_a_bad_config_is_refused_by_field(field: str, value: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        scheduler(**{field: value})
+
+
+def test_a_scheduler_needs_a_config() -> None:
+    with pytest.raises(ValueError, match="config must be a SchedulerConfig, got NoneType"):
+        Scheduler(None)  # type: ignore[arg-type]
 
 
 def test_kv_events_carry_hash_parent_and_tokens() -> None:

@@ -3,6 +3,7 @@
 #include "cc/scheduler/config.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -14,13 +15,27 @@ namespace {
 
 // Beyond this a class could not be told from a far future; far more classes than anybody uses.
 constexpr int32_t kMaxPriority = 1'000'000;
-
-Status Positive(const char* field, int64_t value) {
-  if (value > 0) return Status::Ok();
-  return Status::Invalid(std::string(field) + " must be positive, got " + std::to_string(value));
-}
+// Far beyond any machine, and small enough that no product or sum of them leaves its integer.
+constexpr int32_t kMaxTokens = 1 << 28;
+constexpr int32_t kMaxBlocks = 1 << 24;
+constexpr int32_t kMaxBlockSize = 1 << 16;
+constexpr int32_t kMaxSeqs = 1 << 20;
+constexpr int32_t kMaxSteps = 1 << 10;
 
 std::string Number(int64_t value) { return std::to_string(value); }
+
+// `least` is 0 or 1.
+Status Within(const std::string& field, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return Status::Ok();
+  const std::string bound = value > most ? " must be at most " + Number(most)
+                            : least == 1 ? " must be positive"
+                                         : " must not be negative";
+  return Status::Invalid(field + bound + ", got " + Number(value));
+}
+
+Status Positive(const char* field, int32_t value) {
+  return Within(field, value, 1, std::numeric_limits<int32_t>::max());
+}
 
 Status ValidateTokens(const RequestSpec& spec) {
   if (spec.token_ids.empty())
@@ -42,9 +57,10 @@ int32_t ParentsAlone(const SchedulerConfig& config, int32_t num_tokens) {
     if (group.kind == GroupKind::kState) blocks = 1;
     if (group.kind == GroupKind::kWindow) {
       // While a step writes its chunk, the window before the chunk is still read.
-      const int32_t reach =
-          group.window_tokens + (config.overlap_depth + 1) * config.max_batched_tokens;
-      blocks = std::min(columns, CeilDiv(reach, config.block_size) + 1);
+      const int64_t steps = config.overlap_depth + 1;
+      const int64_t reach = group.window_tokens + steps * config.max_batched_tokens;
+      blocks =
+          static_cast<int32_t>(std::min<int64_t>(columns, (reach - 1) / config.block_size + 2));
     }
     parents += CeilDiv(blocks, group.blocks_per_parent);
   }
@@ -90,8 +106,13 @@ Status ValidateGroup(const SchedulerConfig& config, size_t g) {
     return Status::Invalid(name + ".blocks_per_parent must be between 1 and " +
                            Number(GroupPool::kMaxBlocksPerParent));
   }
-  if (group.kind == GroupKind::kWindow && group.window_tokens < 1) {
-    return Status::Invalid(name + ".window_tokens must be positive");
+  const int64_t num_blocks = int64_t{config.num_blocks} * group.blocks_per_parent;
+  if (Status status = Within(name + ": num_blocks * blocks_per_parent", num_blocks, 0, kMaxBlocks);
+      !status.ok()) {
+    return status;
+  }
+  if (group.kind == GroupKind::kWindow) {
+    return Within(name + ".window_tokens", group.window_tokens, 1, kMaxTokens);
   }
   if (group.kind != GroupKind::kState) return Status::Ok();
   if (group.checkpoint_tokens < 1 || group.checkpoint_tokens % config.block_size != 0) {
@@ -119,25 +140,28 @@ Status ValidateGroups(const SchedulerConfig& config) {
 }  // namespace
 
 Status Validate(const SchedulerConfig& config) {
-  const std::pair<const char*, int32_t> positive[] = {
-      {"block_size", config.block_size},
-      {"max_num_seqs", config.max_num_seqs},
-      {"max_model_len", config.max_model_len},
-      {"max_batched_tokens", config.max_batched_tokens},
-      {"verify_width", config.verify_width},
-      {"max_decode_gap_tokens", config.max_decode_gap_tokens},
+  const struct {
+    const char* field;
+    int32_t value, least, most;
+  } ranges[] = {
+      {"block_size", config.block_size, 1, kMaxBlockSize},
+      {"max_num_seqs", config.max_num_seqs, 1, kMaxSeqs},
+      {"max_model_len", config.max_model_len, 1, kMaxTokens},
+      {"max_batched_tokens", config.max_batched_tokens, 1, kMaxTokens},
+      {"verify_width", config.verify_width, 1, kMaxSteps},
+      {"max_decode_gap_tokens", config.max_decode_gap_tokens, 1, kMaxTokens},
+      {"num_host_blocks", config.num_host_blocks, 0, kMaxBlocks},
+      {"overlap_depth", config.overlap_depth, 0, kMaxSteps},
   };
-  for (const auto& [field, value] : positive) {
-    if (Status status = Positive(field, value); !status.ok()) return status;
+  for (const auto& [field, value, least, most] : ranges) {
+    if (Status status = Within(field, value, least, most); !status.ok()) return status;
   }
   if (config.num_blocks < 2)
     return Status::Invalid("num_blocks must be at least 2: block 0 is padding");
-  if (config.num_host_blocks < 0) return Status::Invalid("num_host_blocks must not be negative");
   if (config.num_host_blocks > 0 && !config.enable_prefix_caching) {
     return Status::Invalid(
         "num_host_blocks needs enable_prefix_caching: the host tier holds prefixes");
   }
-  if (config.overlap_depth < 0) return Status::Invalid("overlap_depth must not be negative");
   if (Status status = ValidateGroups(config); !status.ok()) return status;
   const int64_t decode_tokens = int64_t{config.max_num_seqs} * config.verify_width;
   if (config.max_batched_tokens < decode_tokens) {

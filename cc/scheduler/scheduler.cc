@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -32,7 +33,13 @@ KvCacheConfig CacheConfig(const SchedulerConfig& config) {
 
 Result<std::unique_ptr<Scheduler>> Scheduler::Create(SchedulerConfig config) {
   if (Status status = Validate(config); !status.ok()) return status;
-  return std::unique_ptr<Scheduler>(new Scheduler(std::move(config)));
+  const std::string blocks = std::to_string(config.num_blocks) + ", num_host_blocks " +
+                             std::to_string(config.num_host_blocks);
+  try {
+    return std::unique_ptr<Scheduler>(new Scheduler(std::move(config)));
+  } catch (const std::bad_alloc&) {
+    return Status::Invalid("no memory for the tables of num_blocks " + blocks);
+  }
 }
 
 Scheduler::Scheduler(SchedulerConfig config)
