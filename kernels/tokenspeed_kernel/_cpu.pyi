@@ -22,6 +22,41 @@ class CacheShape:
         v_block_stride: int,
     ) -> None: ...
 
+class RouteRule:
+    """How experts are chosen; see `moe.routing.Routing`."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        top_k: int,
+        num_groups: int,
+        top_groups: int,
+        sigmoid: bool,
+        best_two: bool,
+        renormalize: bool,
+        scale: float,
+    ) -> None: ...
+
+class ExpertMatrix:
+    """One packed matrix of every expert; experts lie `expert_bytes` apart."""
+
+    def __init__(self, data: int, format: int, expert_bytes: int, num_rows: int, num_columns: int) -> None: ...
+
+class ExpertLayer:
+    """A layer's experts; the weights must outlive it."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        gate_up: list[ExpertMatrix],
+        down: ExpertMatrix,
+        gate_up_bias: int,
+        down_bias: int,
+        clamped: bool,
+        alpha: float,
+        limit: float,
+    ) -> None: ...
+
 def isa() -> str:
     """The instruction set in use: "avx512", "avx2" or "baseline"; TOKENSPEED_CPU_ISA chooses at start."""
 
@@ -110,6 +145,24 @@ def attention(
     out: int,
     /,
 ) -> None: ...
+def route(
+    logits: int, logits_stride: int, bias: int, num_tokens: int, rule: RouteRule, weights: int, experts: int, /
+) -> None: ...
+def experts(
+    layer: ExpertLayer,
+    x: int,
+    x_stride: int,
+    weights: int,
+    chosen: int,
+    num_tokens: int,
+    top_k: int,
+    gate_up_rows: int,
+    hidden_rows: int,
+    out: int,
+    /,
+) -> None:
+    """gate_up_rows and hidden_rows: room for num_tokens * top_k rows of gate and up, and of the widest of x and out."""
+
 def copy_blocks(cache: int, num_blocks: int, block_bytes: int, pairs: int, num_pairs: int, /) -> None: ...
 def penalties(
     logits: int,

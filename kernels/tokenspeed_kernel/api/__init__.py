@@ -16,17 +16,24 @@ from tokenspeed_kernel.api.layers import (
     rope,
     silu_and_mul,
 )
+from tokenspeed_kernel.api.moe import prepare_experts, route, run_experts
 from tokenspeed_kernel.api.paged import attention, copy_blocks, store_kv
 from tokenspeed_kernel.api.sampling import apply_penalties, logprobs, sample
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.moe.routing import Routing
+from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
 from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, PackedWeight, Weight
 from tokenspeed_kernel.registry import KernelError, explain, override, parse_overrides, set_overrides
 
 __all__ = [
     "BLOCK_FORMATS",
     "AttentionMetadata",
+    "ExpertMatrix",
+    "Experts",
+    "GatedActivation",
     "KernelError",
     "PackedWeight",
+    "Routing",
     "Weight",
     "add_rms_norm",
     "apply_penalties",
@@ -38,9 +45,12 @@ __all__ = [
     "logprobs",
     "override",
     "parse_overrides",
+    "prepare_experts",
     "prepare_weight",
     "rms_norm",
     "rope",
+    "route",
+    "run_experts",
     "sample",
     "set_overrides",
     "silu_and_mul",

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
-from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, PackedWeight, row_bytes
+from tokenspeed_kernel.moe.routing import Routing
+from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
+from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, GGUF_LAYOUT, ROWS_LAYOUT, PackedWeight, row_bytes
 
 Dtype = torch.dtype
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -27,7 +29,7 @@ class Case:
     op: operation name; label: what is particular about the call; dtype: the activations'.
     args: the api call's positional arguments, tensors on the CPU.
     mutated: indices of arguments that the call changes; they are compared after it, whole.
-    traits: the call's selection traits, those of a weight left out (its layout depends on the device).
+    traits: the call's selection traits, those of weights left out (their layout depends on the device).
     """
 
     op: str
@@ -276,6 +278,69 @@ def _logprobs(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
             yield Case("sampling.logprobs", f"top {top_n} of {vocab_size}", dtype, args)
 
 
+ROUTINGS = {
+    "softmax": Routing(8, 2),
+    "softmax, kept sums": Routing(60, 4, renormalize=False, scale=1.5),
+    "all experts": Routing(5, 5),
+    "sigmoid": Routing(17, 3, scores="sigmoid", scale=2.5),
+    "best groups (DeepSeek-V2)": Routing(32, 6, renormalize=False, scale=16.0, num_groups=8, top_groups=3),
+    "best pairs of groups (DeepSeek-V3)": Routing(
+        64, 8, scores="sigmoid", scale=2.5, num_groups=8, top_groups=4, group_score="best_two"
+    ),
+}
+
+
+def _route(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for label, routing in ROUTINGS.items():
+        for tokens in (1, 7):
+            logits = normal(generator, tokens, routing.num_experts, dtype=dtype, std=2.0)
+            logits[0, 1] = logits[0].max()  # equal largest logits
+            bias = normal(generator, routing.num_experts, std=0.3) if routing.scores == "sigmoid" else None
+            traits = {"scores": routing.scores, "num_experts": routing.num_experts, "grouped": routing.grouped}
+            yield Case("moe.route", f"{label}, {tokens} tokens", dtype, (logits, routing, bias), traits=traits)
+
+
+def expert_matrix(generator: torch.Generator, format: str, shape: tuple[int, int, int], std: float) -> ExpertMatrix:
+    """Random experts [E, N, K], dense of the dtype that `format` names or GGUF blocks."""
+    num_experts, rows, columns = shape
+    if format in BLOCK_FORMATS:
+        data = packed_weight(generator, format, num_experts * rows, columns).data
+        return ExpertMatrix(data.view(num_experts, rows, -1), format, shape, GGUF_LAYOUT)
+    return ExpertMatrix(normal(generator, *shape, dtype=getattr(torch, format), std=std), format, shape, ROWS_LAYOUT)
+
+
+# (label, tokens, experts, chosen, hidden, inner, formats of gate and up and of down, biases, activation)
+_EXPERTS: tuple[tuple[Any, ...], ...] = (
+    ("one token", 1, 4, 2, 64, 48, None, False, GatedActivation()),
+    ("tokens for every expert", 21, 4, 2, 96, 33, None, False, GatedActivation()),
+    ("more experts than pairs", 3, 64, 2, 32, 80, None, False, GatedActivation()),
+    ("clamped, with biases", 9, 5, 3, 48, 64, None, True, GatedActivation("swiglu_clamped", 1.702, 1.5)),
+    ("packed", 6, 3, 2, 256, 256, (("q4_k",), "q6_k"), False, GatedActivation()),
+    ("gate and up packed apart", 6, 3, 2, 256, 256, (("q4_0", "q8_0"), "q5_1"), False, GatedActivation()),
+)
+
+
+def _experts(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for label, tokens, num_experts, top_k, hidden, inner, formats, biased, activation in _EXPERTS:
+        dense = str(dtype).removeprefix("torch.")
+        gate_up_formats, down_format = formats or ((dense,), dense)
+        rows = 2 * inner // len(gate_up_formats)
+        experts = Experts(
+            tuple(
+                expert_matrix(generator, format, (num_experts, rows, hidden), hidden**-0.5)
+                for format in gate_up_formats
+            ),
+            expert_matrix(generator, down_format, (num_experts, hidden, inner), inner**-0.5),
+            normal(generator, num_experts, 2 * inner, dtype=dtype) if biased else None,
+            normal(generator, num_experts, hidden, dtype=dtype) if biased else None,
+            activation,
+        )
+        x = normal(generator, tokens, hidden, dtype=dtype, std=0.5 if formats else 1.0)
+        chosen = torch.stack([torch.randperm(num_experts, generator=generator)[:top_k] for _ in range(tokens)]).int()
+        weights = torch.rand(tokens, top_k, generator=generator)
+        yield Case("moe.experts", label, dtype, (x, weights, chosen, experts), traits={"activation": activation.kind})
+
+
 _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "attention.paged": _attention,
     "gemm.linear": _linear,
@@ -287,6 +352,8 @@ _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "rope.gptj": _rope_of("rope.gptj"),
     "kvcache.store": _store_kv,
     "kvcache.copy_blocks": _copy_blocks,
+    "moe.route": _route,
+    "moe.experts": _experts,
     "sampling.penalties": _penalties,
     "sampling.sample": _sample,
     "sampling.logprobs": _logprobs,

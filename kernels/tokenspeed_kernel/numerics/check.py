@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tokenspeed_kernel.api import prepare_weight
+from tokenspeed_kernel.api import prepare_experts, prepare_weight
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts
 from tokenspeed_kernel.numerics.cases import Case, cases
 from tokenspeed_kernel.numerics.tolerances import distance, tolerance
 from tokenspeed_kernel.quant.packed import PackedWeight, weight_traits
 from tokenspeed_kernel.registry import KernelSpec, solutions
 
 _WEIGHT_OPS = ("gemm.linear", "gemm.embedding")
+_EXPERTS_OP = "moe.experts"
 
 
 class Result(NamedTuple):
@@ -51,8 +53,9 @@ def serves(spec: KernelSpec, case: Case, device: str) -> bool:
     """Whether the solution takes such a call; the device type itself is not looked at."""
     traits = dict(case.traits)
     if case.op in _WEIGHT_OPS:
-        weight = prepare_weight(case.args[1], device, case.dtype)
-        traits["weight_format"], traits["weight_layout"] = weight_traits(weight)
+        traits["weight_format"], traits["weight_layout"] = weight_traits(_prepared(case, device)[1])
+    if case.op == _EXPERTS_OP:
+        traits["weight_formats"], traits["weight_layouts"], _ = _prepared(case, device)[3].traits
     return spec.misfit(spec.needs.device or device, case.dtype, traits) is None
 
 
@@ -60,14 +63,34 @@ def run_case(spec: KernelSpec, case: Case, device: str) -> float:
     """The largest `distance` over the case's outputs."""
     reference = next(item for item in solutions(case.op) if item.name == "reference")
     expected = _call(reference.fn, case, case.args)
-    args = to_device(case.args, device)
-    if case.op in _WEIGHT_OPS:
-        args = (args[0], prepare_weight(case.args[1], device, case.dtype), *args[2:])
-    actual = _call(spec.fn, case, args)
+    actual = _call(spec.fn, case, _prepared(case, device))
     if len(actual) != len(expected):
         return float("inf")
     pairs = zip(actual, expected, strict=True)
     return max(distance(got.cpu(), want, tolerance(case.op, want.dtype)) for got, want in pairs)
+
+
+def _prepared(case: Case, device: str) -> tuple[Any, ...]:
+    """The arguments on `device`, weights as they are after loading."""
+    args = to_device(case.args, device)
+    if case.op in _WEIGHT_OPS:
+        return (args[0], prepare_weight(case.args[1], device, case.dtype), *args[2:])
+    if case.op == _EXPERTS_OP:
+        return (*args[:3], _prepared_experts(case.args[3], device, case.dtype))
+    return args
+
+
+def _prepared_experts(experts: Experts, device: str, dtype: torch.dtype) -> Experts:
+    def prepare(matrix: ExpertMatrix) -> ExpertMatrix:
+        return prepare_experts(matrix.experts(), matrix.shape[0], device, dtype)
+
+    return Experts(
+        tuple(prepare(matrix) for matrix in experts.gate_up),
+        prepare(experts.down),
+        to_device(experts.gate_up_bias, device),
+        to_device(experts.down_bias, device),
+        experts.activation,
+    )
 
 
 def to_device(value: Any, device: str) -> Any:
@@ -77,7 +100,7 @@ def to_device(value: Any, device: str) -> Any:
         return copy.copy_(value)
     if isinstance(value, (tuple, list)):
         return type(value)(to_device(item, device) for item in value)
-    if isinstance(value, (AttentionMetadata, PackedWeight)):
+    if isinstance(value, (AttentionMetadata, PackedWeight, ExpertMatrix, Experts)):
         fields = {f.name: to_device(getattr(value, f.name), device) for f in dataclasses.fields(value)}
         return type(value)(**fields)
     return value

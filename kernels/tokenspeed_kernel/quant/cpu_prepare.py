@@ -71,6 +71,21 @@ def _huge_buffer(num_bytes: int) -> torch.Tensor:
 _arena = _Arena()
 
 
+def packed_buffer(num_bytes: int) -> torch.Tensor:
+    """Uninitialised uint8 [num_bytes] for packed weights, aligned to a cache line."""
+    return _arena.take(num_bytes)
+
+
+def pack_into(weight: Weight, packed: torch.Tensor) -> None:
+    """Write a [N, K] weight's bits into `packed`, uint8 of its packed size. ValueError when it is prepared already."""
+    format, layout = weight_traits(weight)
+    source = weight if isinstance(weight, torch.Tensor) else weight.data
+    if isinstance(weight, PackedWeight) and layout != GGUF_LAYOUT:
+        raise ValueError(f"a weight is prepared once; this one is in layout {layout!r} already")
+    source = source.contiguous()
+    _cpu.pack(FORMAT_CODES[format], source.data_ptr(), weight.shape[0], weight.shape[1], packed.data_ptr())
+
+
 @kernel(
     "quant.prepare",
     name="cpu_rows16",
@@ -81,15 +96,10 @@ _arena = _Arena()
 )
 def prepare(weight: Weight, device: torch.device, dtype: torch.dtype) -> PackedWeight:
     """The weight in layout "cpu_rows16"; `dtype` plays no part, nothing is dequantised. ValueError unless 2-D."""
-    format, layout = weight_traits(weight)
-    source = weight if isinstance(weight, torch.Tensor) else weight.data
-    if isinstance(weight, PackedWeight) and layout != GGUF_LAYOUT:
-        raise ValueError(f"a weight is prepared once; this one is in layout {layout!r} already")
-    if source.dim() != 2:
-        raise ValueError(f"a weight to prepare must have shape [N, K], got {tuple(source.shape)}")
-    num_rows, num_values = weight.shape
-    code = FORMAT_CODES[format]
-    source = source.contiguous()
-    packed = _arena.take(_cpu.packed_bytes(code, num_rows, num_values))
-    _cpu.pack(code, source.data_ptr(), num_rows, num_values, packed.data_ptr())
-    return PackedWeight(packed, format, (num_rows, num_values), CPU_LAYOUT)
+    if len(weight.shape) != 2:
+        raise ValueError(f"a weight to prepare must have shape [N, K], got {tuple(weight.shape)}")
+    format = weight_traits(weight)[0]
+    shape = (weight.shape[0], weight.shape[1])
+    packed = packed_buffer(_cpu.packed_bytes(FORMAT_CODES[format], *shape))
+    pack_into(weight, packed)
+    return PackedWeight(packed, format, shape, CPU_LAYOUT)

@@ -27,3 +27,10 @@ KVCACHE_COPY_BLOCKS = declare_op("kvcache.copy_blocks", (), "copy whole blocks w
 SAMPLING_PENALTIES = declare_op("sampling.penalties", (), "repetition, frequency and presence penalties in place")
 SAMPLING_SAMPLE = declare_op("sampling.sample", (), "temperature, top-k, top-p, min-p, seeded Gumbel-max")
 SAMPLING_LOGPROBS = declare_op("sampling.logprobs", (), "log-probabilities of chosen and of most likely tokens")
+MOE_PREPARE = declare_op("moe.prepare", ("weight_format",), "re-pack the experts' weights once for the device")
+MOE_ROUTE = declare_op("moe.route", ("scores", "num_experts", "grouped"), "each token's experts and their weights")
+MOE_EXPERTS = declare_op(
+    "moe.experts",
+    ("weight_formats", "weight_layouts", "activation"),
+    "weighted sum of the chosen experts' gated feed-forward networks",
+)

@@ -5,7 +5,8 @@ from tokenspeed.layers.attention import AttentionShape, PagedAttention
 from tokenspeed.layers.batch import AttentionMetadata, ForwardBatch
 from tokenspeed.layers.embedding import Embedding, LMHead
 from tokenspeed.layers.linear import ColumnLinear, RowLinear
-from tokenspeed.layers.mlp import gated_mlp
+from tokenspeed.layers.mlp import gated_mlp, gated_mlp_stages
+from tokenspeed.layers.moe import RoutedExperts, Router, routed_experts
 from tokenspeed.layers.norm import RMSNorm
 from tokenspeed.layers.rope import rope_tables
 
@@ -18,7 +19,11 @@ __all__ = [
     "LMHead",
     "PagedAttention",
     "RMSNorm",
+    "RoutedExperts",
+    "Router",
     "RowLinear",
     "gated_mlp",
+    "gated_mlp_stages",
     "rope_tables",
+    "routed_experts",
 ]

@@ -8,7 +8,7 @@ import torch
 from tokenspeed.config.model import Activation
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.layers.linear import ColumnLinear, RowLinear
-from tokenspeed.parallel import Chain, Placement, connect
+from tokenspeed.parallel import Chain, Placement, Stage, connect
 from tokenspeed.weights import Weights
 from tokenspeed_kernel import api
 
@@ -41,9 +41,15 @@ _ACTIVATIONS: dict[Activation, type[SiluAndMul | GeluAndMul]] = {"silu": SiluAnd
 
 def gated_mlp(weights: Weights, hidden_size: int, intermediate_size: int, activation: Activation, bias: bool) -> Chain:
     """gate_proj, up_proj and down_proj under `weights`."""
+    return connect(weights.group, *gated_mlp_stages(weights, hidden_size, intermediate_size, activation, bias))
+
+
+def gated_mlp_stages(
+    weights: Weights, hidden_size: int, intermediate_size: int, activation: Activation, bias: bool
+) -> tuple[Stage, ...]:
+    """The same before it is connected: what `add` takes."""
     sizes = (intermediate_size, intermediate_size)
-    return connect(
-        weights.group,
+    return (
         ColumnLinear(weights, ("gate_proj", "up_proj"), sizes, hidden_size, bias),
         _ACTIVATIONS[activation](),
         RowLinear(weights, "down_proj", hidden_size, intermediate_size, bias),

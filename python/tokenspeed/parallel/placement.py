@@ -8,7 +8,7 @@ stages. Nobody writes an all-reduce in a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -45,35 +45,63 @@ class Stage(Protocol):
 
 
 class Chain:
-    """Stages with their collectives, itself a stage that takes and gives replicated activations."""
+    """Stages with their collectives, itself a stage."""
 
-    __slots__ = ("_steps", "gives", "takes")
+    __slots__ = ("gives", "steps", "takes")
 
     def __init__(self, steps: tuple[Step, ...], takes: Placement, gives: Placement) -> None:
-        self._steps = steps
+        self.steps = steps
         self.takes = takes
         self.gives = gives
 
     def __call__(self, x: torch.Tensor, batch: Any, /) -> torch.Tensor:
-        for step in self._steps:
+        for step in self.steps:
             x = step(x, batch)
         return x
 
     def __len__(self) -> int:
         """Stages and collectives."""
-        return len(self._steps)
+        return len(self.steps)
 
 
 def connect(group: Group, *stages: Stage) -> Chain:
     """The stages in order, from a replicated activation to a replicated one. Raises PlacementError."""
+    chain = _in_order(group, stages)
+    steps = (*chain.steps, *_collective(group, chain.gives, Placement.REPLICATED))
+    return Chain(steps, Placement.REPLICATED, Placement.REPLICATED)
+
+
+def add(group: Group, *branches: Sequence[Stage]) -> Chain:
+    """The sum of what branches make of one replicated activation, as one stage: one collective serves them all.
+
+    Every branch's last stage must leave its result in the same placement. Raises PlacementError.
+    """
+    chains = [_in_order(group, branch) for branch in branches]
+    gives = chains[0].gives
+    for chain in chains:
+        if chain.gives is not gives:
+            raise PlacementError(f"branches that give {gives.value} and {chain.gives.value} cannot be added")
+    if gives is Placement.SHARDED:
+        raise PlacementError("branches to add must give replicated or partial activations")
+
+    def total(x: torch.Tensor, batch: Any) -> torch.Tensor:
+        first, *others = (chain(x, batch) for chain in chains)
+        for other in others:
+            first = first + other
+        return first
+
+    return Chain((total,), Placement.REPLICATED, gives)
+
+
+def _in_order(group: Group, stages: Sequence[Stage]) -> Chain:
+    """From a replicated activation to whatever the last stage gives."""
     steps: list[Step] = []
     held = Placement.REPLICATED
     for stage in stages:
         steps += _collective(group, held, stage.takes)
         steps.append(stage.__call__)
         held = stage.gives
-    steps += _collective(group, held, Placement.REPLICATED)
-    return Chain(tuple(steps), Placement.REPLICATED, Placement.REPLICATED)
+    return Chain(tuple(steps), Placement.REPLICATED, held)
 
 
 def _collective(group: Group, held: Placement, wanted: Placement) -> list[Step]:

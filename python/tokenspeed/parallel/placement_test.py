@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokenspeed.parallel import Group, Placement, PlacementError, connect
+from tokenspeed.parallel import Group, Placement, PlacementError, add, connect
 
 REPLICATED, SHARDED, PARTIAL = Placement.REPLICATED, Placement.SHARDED, Placement.PARTIAL
 
@@ -56,6 +56,24 @@ def test_sharded_output_is_gathered_and_replicated_input_is_cut() -> None:
 
 def test_partial_output_is_summed_before_a_stage_that_takes_all() -> None:
     assert run(TracingGroup(0, 2), AddOne(REPLICATED, PARTIAL), AddOne(REPLICATED, REPLICATED)) == 11
+
+
+def test_branches_are_added_before_the_one_collective_that_serves_both() -> None:
+    group = TracingGroup(0, 2)
+    routed = [AddOne(REPLICATED, PARTIAL)]
+    shared = [AddOne(REPLICATED, SHARDED), AddOne(SHARDED, PARTIAL)]
+    both = add(group, routed, shared)
+    assert (both.takes, both.gives) == (REPLICATED, PARTIAL)
+    assert float(connect(group, both)(torch.zeros(1), None)) == (1 + 2) * 10
+    assert float(add(Group(), routed, shared)(torch.zeros(1), None)) == 3
+
+
+def test_branches_that_lie_differently_or_sharded_are_an_error() -> None:
+    group = TracingGroup(0, 2)
+    with pytest.raises(PlacementError, match="give partial and replicated cannot be added"):
+        add(group, [AddOne(REPLICATED, PARTIAL)], [AddOne(REPLICATED, REPLICATED)])
+    with pytest.raises(PlacementError, match="must give replicated or partial"):
+        add(group, [AddOne(REPLICATED, SHARDED)], [AddOne(REPLICATED, SHARDED)])
 
 
 def test_neighbours_that_nothing_connects_are_an_error() -> None:

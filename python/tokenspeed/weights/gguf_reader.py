@@ -68,17 +68,32 @@ class GGUFReader(WeightReader):
         if tensor.type in _DENSE:
             dense = self._bytes(tensor).view(_DENSE[tensor.type]).view(tensor.shape)
             return dense if heads is None else half_split_rows(dense, heads)
-        if tensor.type not in BLOCK_FORMATS or len(tensor.shape) != 2:
-            known = ", ".join((*_DENSE, *BLOCK_FORMATS))
-            raise ModelError(
-                f"{self.where(name)} has type {tensor.type}, which is not supported ({known}); "
-                "use a file with another quantization"
-            )
+        self._require_packed(name, tensor, 2)
         num_rows, num_columns = tensor.shape
         rows = self._bytes(tensor).view(num_rows, -1)
         if heads is not None:
             rows = half_split_rows(rows, heads)
         return PackedWeight(rows, tensor.type, (num_rows, num_columns))
+
+    def read_stack(self, name: str, shape: tuple[int, int, int]) -> list[Weight]:
+        """Packed experts are rows after rows, so each one's bytes lie together."""
+        self._require(name)
+        tensor = self._by_name[name]
+        if tensor.type in _DENSE:
+            return super().read_stack(name, shape)
+        self._require_packed(name, tensor, 3)
+        self._require_shape(name, tensor.shape, shape)
+        self._used.add(name)
+        stacked = self._bytes(tensor).view(*shape[:2], -1)
+        return [PackedWeight(rows, tensor.type, shape[1:]) for rows in stacked.unbind(0)]
+
+    def _require_packed(self, name: str, tensor: GGUFTensor, num_dimensions: int) -> None:
+        if tensor.type not in BLOCK_FORMATS or len(tensor.shape) != num_dimensions:
+            known = ", ".join((*_DENSE, *BLOCK_FORMATS))
+            raise ModelError(
+                f"{self.where(name)} has type {tensor.type}, which is not supported ({known}); "
+                "use a file with another quantization"
+            )
 
     def _bytes(self, tensor: GGUFTensor) -> torch.Tensor:
         return torch.frombuffer(self._data, dtype=torch.uint8, count=tensor.nbytes, offset=tensor.offset)

@@ -28,6 +28,19 @@ _LAYER = {
 
 # Where an architecture means something else by a name, or has more of them; by GGUF's name of the architecture.
 _SPECIAL: dict[str, dict[str, str]] = {
+    # Mixtral's files call themselves "llama".
+    "llama": {
+        "block_sparse_moe.gate": "ffn_gate_inp",
+        "block_sparse_moe.experts.w1": "ffn_gate_exps",
+        "block_sparse_moe.experts.w3": "ffn_up_exps",
+        "block_sparse_moe.experts.w2": "ffn_down_exps",
+    },
+    "qwen3moe": {
+        "mlp.gate": "ffn_gate_inp",
+        "mlp.experts.gate_proj": "ffn_gate_exps",
+        "mlp.experts.up_proj": "ffn_up_exps",
+        "mlp.experts.down_proj": "ffn_down_exps",
+    },
     "gemma3": {
         "post_attention_layernorm": "post_attention_norm",
         "pre_feedforward_layernorm": "ffn_norm",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
+
 from tokenspeed.config.model_error import ModelError
 from tokenspeed_kernel.api import Weight
 
@@ -45,16 +47,28 @@ class WeightReader(ABC):
 
         Raises ModelError when it is missing or has another shape.
         """
-        if not self.has(name):
-            raise ModelError(f"{self.where(name)} is missing; the download is incomplete or not this architecture")
+        self._require(name)
         weight = self._fetch(name, shape)
-        if tuple(weight.shape) != shape:
-            raise ModelError(
-                f"{self.where(name)} has shape {list(weight.shape)}, the model's configuration asks for {list(shape)}; "
-                "configuration and weights do not belong together"
-            )
+        self._require_shape(name, tuple(weight.shape), shape)
         self._used.add(name)
         return weight
+
+    def read_stack(self, name: str, shape: tuple[int, int, int]) -> list[Weight]:
+        """The E matrices [N, K] of a tensor [E, N, K], each as `read` gives one. Raises ModelError as it does."""
+        whole = self.read(name, shape)
+        assert isinstance(whole, torch.Tensor)  # packed weights are matrices
+        return list(whole.unbind(0))
+
+    def _require(self, name: str) -> None:
+        if not self.has(name):
+            raise ModelError(f"{self.where(name)} is missing; the download is incomplete or not this architecture")
+
+    def _require_shape(self, name: str, have: tuple[int, ...], want: tuple[int, ...]) -> None:
+        if have != want:
+            raise ModelError(
+                f"{self.where(name)} has shape {list(have)}, the model's configuration asks for {list(want)}; "
+                "configuration and weights do not belong together"
+            )
 
     def check_all_used(self, ignorable: tuple[str, ...]) -> None:
         """Raise ModelError for a tensor that nothing read, unless its name ends with one of `ignorable`."""

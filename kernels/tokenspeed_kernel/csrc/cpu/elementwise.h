@@ -79,22 +79,47 @@ void RmsNorm(const RmsNormArgs& args) {
 
 TS_INLINE Vec Silu(const Vec& x) { return Div(x, Add(Broadcast(1.0f), Exp(Sub(Zero(), x)))); }
 
-void SiluAndMulTokens(const SiluAndMulArgs& args, int64_t begin, int64_t end) {
+TS_INLINE Vec SiluOf(const GatedArgs&, const Vec& gate, const Vec& up) {
+  return Mul(Silu(gate), up);
+}
+
+// g * sigmoid(alpha * g) * (u + 1), the gate held below the limit and up within it on both sides.
+TS_INLINE Vec ClampedSwigluOf(const GatedArgs& args, const Vec& gate_in, const Vec& up_in) {
+  const Vec limit = Broadcast(args.limit), floor = Broadcast(-args.limit);
+  const Vec gate = SelectGreater(gate_in, limit, limit, gate_in);
+  const Vec below = SelectGreater(up_in, limit, limit, up_in);
+  const Vec up = SelectGreater(floor, below, floor, below);
+  const Vec power = Exp(Mul(gate, Broadcast(-args.alpha)));
+  const Vec swish = Div(gate, Add(Broadcast(1.0f), power));
+  return Mul(swish, Add(up, Broadcast(1.0f)));
+}
+
+template <Vec (*kOf)(const GatedArgs&, const Vec&, const Vec&)>
+TS_INLINE void GatedTokens(const GatedArgs& args, int64_t begin, int64_t end) {
   for (int64_t token = begin; token < end; ++token) {
     const float* const gate = args.x + token * args.x_stride;
     const float* const up = gate + args.width;
-    float* const out = args.out + token * args.width;
+    float* const out = args.out + token * args.out_stride;
     ForLanes(
-        args.width, [&](int64_t i) { Store(out + i, Mul(Silu(Load(gate + i)), Load(up + i))); },
+        args.width, [&](int64_t i) { Store(out + i, kOf(args, Load(gate + i), Load(up + i))); },
         [&](int64_t i, int rest) {
-          const Vec v = Mul(Silu(LoadPart(gate + i, rest, 0.0f)), LoadPart(up + i, rest, 0.0f));
+          const Vec v = kOf(args, LoadPart(gate + i, rest, 0.0f), LoadPart(up + i, rest, 0.0f));
           StorePart(out + i, v, rest);
         });
   }
 }
-void SiluAndMul(const SiluAndMulArgs& args) {
-  // An exponential costs about four times a load.
-  ForTokens<SiluAndMulArgs, SiluAndMulTokens>(args, args.num_tokens, 4 * args.width);
+// An exponential costs about four times a load.
+void SiluAndMulTokens(const GatedArgs& args, int64_t begin, int64_t end) {
+  GatedTokens<SiluOf>(args, begin, end);
+}
+void SiluAndMul(const GatedArgs& args) {
+  ForTokens<GatedArgs, SiluAndMulTokens>(args, args.num_tokens, 4 * args.width);
+}
+void ClampedSwigluTokens(const GatedArgs& args, int64_t begin, int64_t end) {
+  GatedTokens<ClampedSwigluOf>(args, begin, end);
+}
+void ClampedSwiglu(const GatedArgs& args) {
+  ForTokens<GatedArgs, ClampedSwigluTokens>(args, args.num_tokens, 4 * args.width);
 }
 
 TS_INLINE void RotateHead(float* head, const float* cosine, const float* sine, int64_t half) {

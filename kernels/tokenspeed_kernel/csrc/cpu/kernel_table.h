@@ -7,6 +7,7 @@
 #include "kernels/tokenspeed_kernel/csrc/cpu/attention.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/dispatch.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/elementwise.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/experts.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/linear.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/reductions.h"
 
@@ -18,9 +19,13 @@ const KernelTable kTable = {
     .embedding = &Embedding,
     .rms_norm = &RmsNorm,
     .silu_and_mul = &SiluAndMul,
+    .clamped_swiglu = &ClampedSwiglu,
     .rope = &Rope,
     .attention_item = &AttendItem,
     .attention_combine = &CombineItem,
+    .route = &Route,
+    .grouped_linear = &GroupedLinear,
+    .weighted_sum = &WeightedSum,
     .penalties = &Penalties,
     .argmax = &ArgMax,
     .scale = &Scale,

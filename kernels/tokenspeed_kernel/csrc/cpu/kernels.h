@@ -48,11 +48,15 @@ struct RmsNormArgs {
   float* out;  // [num_tokens, hidden], contiguous
 };
 
-struct SiluAndMulArgs {
+// Gate and up side by side to one value. alpha and limit belong to the clamped kind alone. `out`
+// may be `x`.
+struct GatedArgs {
   const float* x;  // [num_tokens, 2 * width]
   int64_t x_stride;
   int64_t num_tokens, width;
+  float alpha, limit;
   float* out;  // [num_tokens, width]
+  int64_t out_stride;
 };
 
 struct RopeArgs {
@@ -99,6 +103,37 @@ struct AttentionItem {
   int32_t first_query, num_queries;  // within the row
   int32_t first_split, num_splits;   // in units of kSplitTokens absolute positions
   float* partial;                    // where a single split's state goes; null: finish into `out`
+};
+
+// Experts of a mixture: scores of all, the best top_k among the best top_groups of num_groups equal
+// groups.
+struct RouteArgs {
+  const float* logits;  // [num_tokens, num_experts]
+  int64_t logits_stride;
+  const float* bias;  // [num_experts], added for the choice alone; or null
+  int64_t num_tokens, num_experts, top_k, num_groups, top_groups;
+  bool sigmoid;   // of each logit; else a softmax over all
+  bool best_two;  // a group is ranked by the sum of its best two; else by its best
+  bool renormalize;
+  float scale;
+  float* weights;    // [num_tokens, top_k]
+  int32_t* experts;  // [num_tokens, top_k]
+};
+
+// Products that are independent of each other, with weights of one format.
+struct GroupedLinearArgs {
+  const LinearArgs* groups;
+  int64_t num_groups;
+  int64_t* task_ends;  // [num_groups], scratch
+};
+
+// out[t] = sum over k of weights[t, k] * rows[row_of[t, k]], in the order of k.
+struct WeightedSumArgs {
+  const float* rows;      // [., width]
+  const int32_t* row_of;  // [num_tokens, top_k]
+  const float* weights;   // [num_tokens, top_k]
+  int64_t num_tokens, top_k, width;
+  float* out;  // [num_tokens, width]
 };
 
 struct PenaltyArgs {
@@ -148,11 +183,15 @@ struct KernelTable {
   void (*linear)(const LinearArgs&);
   void (*embedding)(const EmbeddingArgs&);
   void (*rms_norm)(const RmsNormArgs&);
-  void (*silu_and_mul)(const SiluAndMulArgs&);
+  void (*silu_and_mul)(const GatedArgs&);
+  void (*clamped_swiglu)(const GatedArgs&);
   void (*rope)(const RopeArgs&);
   // `next`: the item that this thread will probably run next, or null.
   void (*attention_item)(const AttentionArgs&, const AttentionItem&, const AttentionItem* next);
   void (*attention_combine)(const AttentionArgs&, const AttentionItem&, int64_t num_partials);
+  void (*route)(const RouteArgs&);
+  void (*grouped_linear)(const GroupedLinearArgs&);
+  void (*weighted_sum)(const WeightedSumArgs&);
   void (*penalties)(const PenaltyArgs&);
   // Index of the first maximum; 0 when every value is NaN or -inf.
   int64_t (*argmax)(const float* values, int64_t count);

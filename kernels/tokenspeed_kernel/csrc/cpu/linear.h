@@ -248,6 +248,44 @@ void LinearOf(const LinearArgs& args) {
   pool.ParallelFor(num_tasks, grain, &LinearJob<kFormat>::Run, &job);
 }
 
+// Several products as one job: no thread waits at the end of each.
+template <WeightFormat kFormat>
+struct GroupedJob {
+  const GroupedLinearArgs& args;
+
+  static int64_t NumPanelGroups(const LinearArgs& linear) {
+    return ((linear.n + kPanelRows - 1) / kPanelRows + kTilePanels - 1) / kTilePanels;
+  }
+
+  static void Run(void* context, int64_t begin, int64_t end) {
+    const GroupedLinearArgs& args = static_cast<const GroupedJob*>(context)->args;
+    int64_t group = 0;
+    while (args.task_ends[group] <= begin) ++group;
+    for (int64_t task = begin; task < end; ++task) {
+      while (args.task_ends[group] <= task) ++group;
+      const LinearArgs& linear = args.groups[group];
+      const int64_t first = group == 0 ? 0 : args.task_ends[group - 1];
+      LinearJob<kFormat>{linear, NumPanelGroups(linear)}.Task(task - first);
+    }
+  }
+};
+
+template <WeightFormat kFormat>
+void GroupedLinearOf(const GroupedLinearArgs& args) {
+  int64_t num_tasks = 0, work = 0;
+  for (int64_t i = 0; i < args.num_groups; ++i) {
+    const LinearArgs& linear = args.groups[i];
+    const int64_t num_chunks = (linear.num_tokens + kTaskTokens - 1) / kTaskTokens;
+    num_tasks += GroupedJob<kFormat>::NumPanelGroups(linear) * num_chunks;
+    work += linear.num_tokens * linear.n * linear.k;
+    args.task_ends[i] = num_tasks;
+  }
+  GroupedJob<kFormat> job{args};
+  ThreadPool& pool = ThreadPool::Global();
+  const int64_t grain = work > kSerialWork ? num_tasks / (16 * pool.num_threads()) + 1 : num_tasks;
+  pool.ParallelFor(num_tasks, grain, &GroupedJob<kFormat>::Run, &job);
+}
+
 template <WeightFormat kFormat>
 void EmbeddingOf(const EmbeddingArgs& args) {
   using F = Format<kFormat>;
@@ -268,34 +306,38 @@ void EmbeddingOf(const EmbeddingArgs& args) {
 }
 
 // Calls Function<format> for the format known at run time.
-#define TS_DISPATCH_FORMAT(Function, args)        \
-  switch ((args).format) {                        \
-    case WeightFormat::kF32:                      \
-      return Function<WeightFormat::kF32>(args);  \
-    case WeightFormat::kBf16:                     \
-      return Function<WeightFormat::kBf16>(args); \
-    case WeightFormat::kF16:                      \
-      return Function<WeightFormat::kF16>(args);  \
-    case WeightFormat::kQ4_0:                     \
-      return Function<WeightFormat::kQ4_0>(args); \
-    case WeightFormat::kQ4_1:                     \
-      return Function<WeightFormat::kQ4_1>(args); \
-    case WeightFormat::kQ5_0:                     \
-      return Function<WeightFormat::kQ5_0>(args); \
-    case WeightFormat::kQ5_1:                     \
-      return Function<WeightFormat::kQ5_1>(args); \
-    case WeightFormat::kQ8_0:                     \
-      return Function<WeightFormat::kQ8_0>(args); \
-    case WeightFormat::kQ4K:                      \
-      return Function<WeightFormat::kQ4K>(args);  \
-    case WeightFormat::kQ5K:                      \
-      return Function<WeightFormat::kQ5K>(args);  \
-    case WeightFormat::kQ6K:                      \
-      return Function<WeightFormat::kQ6K>(args);  \
+#define TS_DISPATCH_FORMAT(Function, format, args) \
+  switch (format) {                                \
+    case WeightFormat::kF32:                       \
+      return Function<WeightFormat::kF32>(args);   \
+    case WeightFormat::kBf16:                      \
+      return Function<WeightFormat::kBf16>(args);  \
+    case WeightFormat::kF16:                       \
+      return Function<WeightFormat::kF16>(args);   \
+    case WeightFormat::kQ4_0:                      \
+      return Function<WeightFormat::kQ4_0>(args);  \
+    case WeightFormat::kQ4_1:                      \
+      return Function<WeightFormat::kQ4_1>(args);  \
+    case WeightFormat::kQ5_0:                      \
+      return Function<WeightFormat::kQ5_0>(args);  \
+    case WeightFormat::kQ5_1:                      \
+      return Function<WeightFormat::kQ5_1>(args);  \
+    case WeightFormat::kQ8_0:                      \
+      return Function<WeightFormat::kQ8_0>(args);  \
+    case WeightFormat::kQ4K:                       \
+      return Function<WeightFormat::kQ4K>(args);   \
+    case WeightFormat::kQ5K:                       \
+      return Function<WeightFormat::kQ5K>(args);   \
+    case WeightFormat::kQ6K:                       \
+      return Function<WeightFormat::kQ6K>(args);   \
   }
 
-void Linear(const LinearArgs& args) { TS_DISPATCH_FORMAT(LinearOf, args) }
-void Embedding(const EmbeddingArgs& args) { TS_DISPATCH_FORMAT(EmbeddingOf, args) }
+void Linear(const LinearArgs& args) { TS_DISPATCH_FORMAT(LinearOf, args.format, args) }
+void Embedding(const EmbeddingArgs& args) { TS_DISPATCH_FORMAT(EmbeddingOf, args.format, args) }
+void GroupedLinear(const GroupedLinearArgs& args) {
+  if (args.num_groups == 0) return;
+  TS_DISPATCH_FORMAT(GroupedLinearOf, args.groups[0].format, args)
+}
 
 }  // namespace
 }  // namespace tokenspeed::cpu::TS_CPU_ISA_NAMESPACE

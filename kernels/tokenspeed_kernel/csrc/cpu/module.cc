@@ -6,6 +6,7 @@
 // names the first bad one. No torch headers: the module works with any torch.
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -13,10 +14,12 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "kernels/tokenspeed_kernel/csrc/cpu/attention_plan.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/dispatch.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/kv_cache.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/moe.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/pack.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/sampling.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/thread_pool.h"
@@ -94,7 +97,10 @@ void SiluAndMulEntry(Address x, int64_t x_stride, int64_t num_tokens, int64_t wi
                           .x_stride = x_stride,
                           .num_tokens = num_tokens,
                           .width = width,
-                          .out = At<float>(out)});
+                          .alpha = 0.0f,
+                          .limit = 0.0f,
+                          .out = At<float>(out),
+                          .out_stride = width});
 }
 
 void RopeEntry(Address q, int64_t q_stride, int64_t q_head_stride, int64_t num_heads, Address k,
@@ -189,6 +195,89 @@ void AttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64_t num
   PagedAttention(Kernels(), args);
 }
 
+// How experts are chosen; see RouteArgs.
+struct RouteRule {
+  int64_t num_experts, top_k, num_groups, top_groups;
+  bool sigmoid, best_two, renormalize;
+  float scale;
+};
+
+void RouteEntry(Address logits, int64_t logits_stride, Address bias, int64_t num_tokens,
+                const RouteRule& rule, Address weights, Address experts) {
+  Kernels().route({.logits = At<const float>(logits),
+                   .logits_stride = logits_stride,
+                   .bias = At<const float>(bias),
+                   .num_tokens = num_tokens,
+                   .num_experts = rule.num_experts,
+                   .top_k = rule.top_k,
+                   .num_groups = rule.num_groups,
+                   .top_groups = rule.top_groups,
+                   .sigmoid = rule.sigmoid,
+                   .best_two = rule.best_two,
+                   .renormalize = rule.renormalize,
+                   .scale = rule.scale,
+                   .weights = At<float>(weights),
+                   .experts = At<int32_t>(experts)});
+}
+
+// One or two matrices of gate and up, one of down, with the biases and the activation: what a layer
+// keeps between calls.
+struct ExpertLayer {
+  int64_t num_experts, num_parts;
+  ExpertMatrix gate_up[2];
+  ExpertMatrix down;
+  Address gate_up_bias, down_bias;
+  bool clamped;
+  float alpha, limit;
+};
+
+ExpertMatrix MatrixOf(Address data, int format, int64_t expert_bytes, int64_t n, int64_t k) {
+  return {At<const uint8_t>(data), static_cast<WeightFormat>(format), expert_bytes, n, k};
+}
+
+ExpertLayer MakeExpertLayer(int64_t num_experts, const std::vector<ExpertMatrix>& gate_up,
+                            const ExpertMatrix& down, Address gate_up_bias, Address down_bias,
+                            bool clamped, float alpha, float limit) {
+  ExpertLayer layer{.num_experts = num_experts,
+                    .num_parts = static_cast<int64_t>(gate_up.size()),
+                    .gate_up = {},
+                    .down = down,
+                    .gate_up_bias = gate_up_bias,
+                    .down_bias = down_bias,
+                    .clamped = clamped,
+                    .alpha = alpha,
+                    .limit = limit};
+  if (gate_up.empty() || gate_up.size() > 2) {
+    throw std::invalid_argument("gate_up must be one matrix or two");
+  }
+  for (size_t i = 0; i < gate_up.size(); ++i) layer.gate_up[i] = gate_up[i];
+  return layer;
+}
+
+void ExpertsEntry(const ExpertLayer& layer, Address x, int64_t x_stride, Address weights,
+                  Address chosen, int64_t num_tokens, int64_t top_k, Address gate_up_rows,
+                  Address hidden_rows, Address out) {
+  CheckBelow(At<const int32_t>(chosen), num_tokens * top_k, layer.num_experts, "chosen");
+  RunExperts(Kernels(), {.x = At<const float>(x),
+                         .x_stride = x_stride,
+                         .weights = At<const float>(weights),
+                         .chosen = At<const int32_t>(chosen),
+                         .num_tokens = num_tokens,
+                         .top_k = top_k,
+                         .num_experts = layer.num_experts,
+                         .gate_up = {layer.gate_up[0], layer.gate_up[1]},
+                         .num_parts = layer.num_parts,
+                         .down = layer.down,
+                         .gate_up_bias = At<const float>(layer.gate_up_bias),
+                         .down_bias = At<const float>(layer.down_bias),
+                         .clamped = layer.clamped,
+                         .alpha = layer.alpha,
+                         .limit = layer.limit,
+                         .gate_up_rows = At<float>(gate_up_rows),
+                         .hidden_rows = At<float>(hidden_rows),
+                         .out = At<float>(out)});
+}
+
 void CopyBlocksEntry(Address cache, int64_t num_blocks, int64_t block_bytes, Address pairs,
                      int64_t num_pairs) {
   CheckBelow(At<const int32_t>(pairs), 2 * num_pairs, num_blocks, "pairs");
@@ -268,6 +357,17 @@ PYBIND11_MODULE(_cpu, m) {
            py::arg("k_block_stride"), py::arg("v_block_stride"))
       .def_readonly("num_kv_heads", &CacheShape::num_kv_heads)
       .def_readonly("head_dim", &CacheShape::head_dim);
+  py::class_<RouteRule>(m, "RouteRule")
+      .def(py::init<int64_t, int64_t, int64_t, int64_t, bool, bool, bool, float>(),
+           py::arg("num_experts"), py::arg("top_k"), py::arg("num_groups"), py::arg("top_groups"),
+           py::arg("sigmoid"), py::arg("best_two"), py::arg("renormalize"), py::arg("scale"));
+  py::class_<ExpertMatrix>(m, "ExpertMatrix")
+      .def(py::init(&MatrixOf), py::arg("data"), py::arg("format"), py::arg("expert_bytes"),
+           py::arg("num_rows"), py::arg("num_columns"));
+  py::class_<ExpertLayer>(m, "ExpertLayer")
+      .def(py::init(&MakeExpertLayer), py::arg("num_experts"), py::arg("gate_up"), py::arg("down"),
+           py::arg("gate_up_bias"), py::arg("down_bias"), py::arg("clamped"), py::arg("alpha"),
+           py::arg("limit"));
   m.def("isa", [] { return Kernels().name; });
   m.def("use_isa", &UseIsa, py::arg("name"));
   m.def("num_threads", [] { return ThreadPool::Global().num_threads(); });
@@ -297,6 +397,8 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("rope", &RopeEntry, NoGil());
   m.def("store_kv", &StoreKvEntry, NoGil());
   m.def("attention", &AttentionEntry, NoGil());
+  m.def("route", &RouteEntry, NoGil());
+  m.def("experts", &ExpertsEntry, NoGil());
   m.def("copy_blocks", &CopyBlocksEntry, NoGil());
   m.def("penalties", &PenaltiesEntry, NoGil());
   m.def("sample", &SampleEntry, NoGil());
