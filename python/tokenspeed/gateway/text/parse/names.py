@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: MIT
+"""Which machines a parser's name stands for. Names are those of the released gateway, with their aliases.
+
+A name that is known but has no machine is refused at start with the list of those that have one, as an unknown one is.
+`auto` chooses by the markers that the model's chat template writes, so a fine-tune that keeps its template keeps its
+parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tokenspeed.gateway.text.parse import marked_calls, object_calls, xml_calls
+from tokenspeed.gateway.text.parse.harmony import Harmony
+from tokenspeed.gateway.text.parse.marked_calls import MarkedCalls, MarkedFormat
+from tokenspeed.gateway.text.parse.mistral import MistralCalls
+from tokenspeed.gateway.text.parse.object_calls import ObjectCalls, ObjectFormat
+from tokenspeed.gateway.text.parse.output import Chained, Plain, TextMachine
+from tokenspeed.gateway.text.parse.pythonic import PythonicCalls
+from tokenspeed.gateway.text.parse.reasoning import ReasoningFormat, ReasoningSplitter
+from tokenspeed.gateway.text.parse.tools import Tools
+from tokenspeed.gateway.text.parse.xml_calls import XmlCalls, XmlFormat
+
+MakeToolParser = Callable[[Tools], TextMachine]
+
+
+class UnknownParser(ValueError):
+    """A name without a machine; the message lists those that have one."""
+
+
+def _think(opens: bool, *also_ends: str) -> ReasoningFormat:
+    return ReasoningFormat("<think>", "</think>", opens, also_ends)
+
+
+_BASE = _think(False)
+_ALWAYS = _think(True)
+_KIMI = _think(False, "<|tool_calls_section_begin|>")
+_REASONING: Mapping[str, ReasoningFormat | None] = {
+    "base": _BASE,
+    "deepseek_r1": _ALWAYS,
+    "deepseek_v3": _BASE,
+    "deepseek_v3.1": _BASE,
+    "deepseek_v3.2": _think(False, "<｜DSML｜function_calls>"),
+    "qwen3": _BASE,
+    "qwen3_thinking": _ALWAYS,
+    "kimi_k2": _KIMI,
+    "kimi_k25": _KIMI,
+    "kimi_thinking": _think(True, "<|tool_calls_section_begin|>"),
+    "glm45": _BASE,
+    "minimax_m2": _think(True, "<minimax:tool_call>"),
+    "step3": _ALWAYS,
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", False, ()),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]", False, ()),
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷", False, ()),
+    "llama_nemotron": _BASE,
+    "nano_v3": _BASE,
+    "olmo3": _ALWAYS,
+    "passthrough": None,
+}
+_REASONING_ALIASES = {
+    "deepseek_v31": "deepseek_v3.1",
+    "glm": "glm45",
+    "glm4": "glm45",
+    "minimax": "minimax_m2",
+    "mistral_v13": "mistral",
+    "plain": "passthrough",
+    "json": "passthrough",
+    "qwen2.5": "passthrough",
+    "llama4": "passthrough",
+    "llama4_pythonic": "passthrough",
+    "gpt-oss": "gpt_oss",
+    "gptoss": "gpt_oss",
+    "harmony": "gpt_oss",
+}
+
+
+def _objects(form: ObjectFormat) -> MakeToolParser:
+    return lambda tools: ObjectCalls(tools, form)
+
+
+def _marked(form: MarkedFormat) -> MakeToolParser:
+    return lambda tools: MarkedCalls(tools, form)
+
+
+def _xml(form: XmlFormat) -> MakeToolParser:
+    return lambda tools: XmlCalls(tools, form)
+
+
+_TOOLS: Mapping[str, MakeToolParser] = {
+    "qwen": _objects(object_calls.HERMES),
+    "qwen_coder": _xml(xml_calls.QWEN_CODER),
+    "deepseek_v3": _marked(marked_calls.DEEPSEEK_V3),
+    "deepseek_v3.1": _marked(marked_calls.DEEPSEEK_V31),
+    "deepseek_v3.2": _xml(xml_calls.DEEPSEEK_V32),
+    "kimi_k2": _marked(marked_calls.KIMI_K2),
+    "glm45": _xml(xml_calls.GLM45),
+    "minimax_m2": _xml(xml_calls.MINIMAX_M2),
+    "mistral": MistralCalls,
+    "llama": _objects(object_calls.LLAMA3),
+    "pythonic": PythonicCalls,
+    "json": _objects(object_calls.BARE),
+    "seed_oss": _xml(xml_calls.SEED_OSS),
+    "passthrough": lambda tools: Plain(),
+}
+_TOOL_ALIASES = {
+    "hermes": "qwen",
+    "qwen2.5": "qwen",
+    "qwen3": "qwen",
+    "hf": "qwen",
+    "qwen_xml": "qwen_coder",
+    "qwen3_coder": "qwen_coder",
+    "nemotron": "qwen_coder",
+    "deepseek": "deepseek_v3",
+    "deepseekv3": "deepseek_v3",
+    "deepseek31": "deepseek_v3.1",
+    "deepseek_v31": "deepseek_v3.1",
+    "deepseekv31": "deepseek_v3.1",
+    "deepseek32": "deepseek_v3.2",
+    "deepseekv32": "deepseek_v3.2",
+    "kimik2": "kimi_k2",
+    "kimi_k25": "kimi_k2",
+    "glm": "glm45",
+    "glm4": "glm45",
+    "glm45_moe": "glm45",
+    "glm47_moe": "glm45",
+    "minimax-m2": "minimax_m2",
+    "mistral_v13": "mistral",
+    "llama3": "llama",
+    "llama3_json": "llama",
+    "llama4": "pythonic",
+    "llama4_pythonic": "pythonic",
+    "plain": "passthrough",
+    "gpt-oss": "gpt_oss",
+    "gptoss": "gpt_oss",
+    "harmony": "gpt_oss",
+}
+_HARMONY = "gpt_oss"
+
+REASONING_NAMES = tuple(sorted({*_REASONING, *_REASONING_ALIASES, _HARMONY}))
+TOOL_NAMES = tuple(sorted({*_TOOLS, *_TOOL_ALIASES, _HARMONY}))
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """The machines of a model by name. None: this part of the text is not looked at."""
+
+    reasoning: str | None
+    tools: str | None
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Markers are special tokens, so the text must keep them."""
+        return self.tools is not None or self.reasoning is not None
+
+    def machine(self, tools: Tools | None, separate_reasoning: bool, prompt_tail: str) -> TextMachine | None:
+        """The machine of one choice, or None when all text is content. tools: None when the request has none that may
+        be called. prompt_tail: the rendered prompt from the answer's header on."""
+        if _HARMONY in (self.reasoning, self.tools):
+            return Harmony(tools)
+        second = _TOOLS[self.tools](tools) if self.tools is not None and tools is not None else None
+        form = _REASONING[self.reasoning] if self.reasoning is not None and separate_reasoning else None
+        if form is None:
+            return second
+        return Chained(ReasoningSplitter(form, form.starts_open(prompt_tail)), second or Plain())
+
+
+def parsers_named(reasoning: str | None, tools: str | None, template: str) -> Parsers:
+    """Resolve names; "auto" by the template. Raises `UnknownParser`."""
+    return Parsers(
+        _resolve(reasoning, _REASONING_ALIASES, {*_REASONING, _HARMONY}, "reasoning", template),
+        _resolve(tools, _TOOL_ALIASES, {*_TOOLS, _HARMONY}, "tool", template),
+    )
+
+
+def forced_calls(tools: Tools) -> TextMachine:
+    """For an answer that a grammar forced to be calls: bare JSON, whatever the model's own format."""
+    return ObjectCalls(tools, object_calls.BARE)
+
+
+def _resolve(
+    name: str | None, aliases: Mapping[str, str], known: set[str], what: str, template: str
+) -> str | None:
+    if name is None or name == "none":
+        return None
+    if name == "auto":
+        return _guess(template, what)
+    resolved = aliases.get(name, name)
+    if resolved not in known:
+        names = ", ".join(REASONING_NAMES if what == "reasoning" else TOOL_NAMES)
+        raise UnknownParser(f"there is no {what} parser named {name}; choose one of auto, none, {names}")
+    return resolved
+
+
+_TEMPLATE_SIGNS: tuple[tuple[str, str, str | None], ...] = (
+    # (what the template contains, tool parser, reasoning parser); the first that fits counts.
+    ("<|channel|>", _HARMONY, _HARMONY),
+    ("<｜DSML｜", "deepseek_v3.2", "deepseek_v3.2"),
+    ("```json", "deepseek_v3", None),
+    ("<｜tool▁sep｜>", "deepseek_v3.1", "deepseek_v3.1"),
+    ("<|tool_call_argument_begin|>", "kimi_k2", "kimi_k2"),
+    ("<arg_key>", "glm45", "glm45"),
+    ("<minimax:tool_call>", "minimax_m2", "minimax_m2"),
+    ("<seed:tool_call>", "seed_oss", "seed_oss"),
+    ("<function=", "qwen_coder", None),
+    ("[TOOL_CALLS]", "mistral", None),
+    ("<tool_call>", "qwen", None),
+    ("<|python_start|>", "pythonic", None),
+    ("<|python_tag|>", "llama", None),
+    ('{"name": function name, "parameters"', "llama", None),
+)
+
+
+def _guess(template: str, what: str) -> str | None:
+    signs = _TEMPLATE_SIGNS
+    found = next(((tools, reasoning) for sign, tools, reasoning in signs if _has(template, sign)), (None, None))
+    if what == "tool":
+        return found[0]
+    if found[1] is not None:
+        return found[1]
+    if "[THINK]" in template:
+        return "mistral"
+    return "base" if "<think>" in template or "</think>" in template else None
+
+
+def _has(template: str, sign: str) -> bool:
+    # DeepSeek's V3 fences its arguments; others mention JSON fences in their instructions only.
+    return sign in template and (sign != "```json" or "<｜tool▁sep｜>" in template)
