@@ -68,6 +68,9 @@ class GatewayConfig:
     tokenizer_path: str | None
     chat_template: str | None
     """A file that replaces the model's own template."""
+    reasoning_parser: str
+    tool_call_parser: str
+    """Names of `gateway.text.parse.names`; "auto" by the template, "none" for no parser."""
     api_keys: tuple[str, ...]
     tls_cert: str | None
     tls_key: str | None
@@ -109,6 +112,8 @@ HONOURED: tuple[Flag, ...] = (
     _flag("--model-alias", "append", (), _MODEL, "another name that requests may use for the model"),
     _flag("--tokenizer-path", "str", None, _MODEL, "folder or file of the tokenizer, if not the model's"),
     _flag("--chat-template", "str", None, _MODEL, "file with a Jinja chat template, if not the model's"),
+    _flag("--reasoning-parser", "str", "auto", _MODEL, "how reasoning is told apart; auto: by the template; none"),
+    _flag("--tool-call-parser", "str", "auto", _MODEL, "how tool calls are read; auto: by the template; none"),
     _flag("--max-payload-size", "int", 536870912, _LIMITS, "largest body in bytes; larger ones get 413"),
     _flag("--max-concurrent-requests", "int", -1, _LIMITS, "requests served at once; -1: max(4096, 1024 x cores)"),
     _flag("--queue-size", "int", 100, _LIMITS, "requests that may wait for a place; more get 429"),
@@ -186,6 +191,8 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
         model_aliases=tuple(values["model_alias"]),
         tokenizer_path=values["tokenizer_path"],
         chat_template=values["chat_template"],
+        reasoning_parser=values["reasoning_parser"],
+        tool_call_parser=values["tool_call_parser"],
         api_keys=tuple(values["api_key"]) + _keys_of(values["api_key_file"]),
         tls_cert=values["tls_cert_path"],
         tls_key=values["tls_key_path"],

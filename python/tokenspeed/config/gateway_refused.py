@@ -29,7 +29,6 @@ _RATES = "requests have one class and one common limit"
 _BREAKER = "there is no circuit breaker: a worker that is lost or stuck gets no requests"
 _HEALTH = "a worker's health is the age of its last sign of life"
 _TOKENIZER = "the tokenizer has no cache and is loaded at start"
-_PARSERS = "this release returns the model's text as it is"
 _HISTORY = "this release stores no conversations"
 _WASM = "this release runs no plug-ins"
 _ONE_MODEL = "one gateway serves one model"
@@ -224,8 +223,6 @@ REFUSED: tuple[Flag, ...] = (
     _no("--tokenizer-cache-l0-max-memory", "int", 268435456, _TOKENIZER),
     _no("--tokenizer-cache-l1-max-memory", "int", 52428800, _TOKENIZER),
     # Parsers
-    _no("--reasoning-parser", "str", None, _PARSERS, "passthrough"),
-    _no("--tool-call-parser", "str", None, _PARSERS, "passthrough"),
     _no("--mcp-config-path", "str", None, _HISTORY),
     # Backend
     _no("--enable-wasm", "switch", False, _WASM),

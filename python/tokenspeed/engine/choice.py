@@ -55,7 +55,11 @@ class ChoiceBuilder:
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self._stop_match: str | int | None = None
         self._detokenizer = (
-            Detokenizer(tokenizer.vocabulary, skip_special_tokens=params.skip_special_tokens, continues=True)
+            Detokenizer(
+                tokenizer.vocabulary,
+                hidden=tokenizer.hidden(params.skip_special_tokens, frozenset()),
+                continues=True,
+            )
             if tokenizer is not None
             else None
         )

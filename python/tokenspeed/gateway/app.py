@@ -36,6 +36,7 @@ from tokenspeed.gateway.http.sse import KeepAlive
 from tokenspeed.gateway.route.retry import RetryPolicy
 from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.route.worker import Worker, WorkerState
+from tokenspeed.gateway.text.parse.names import Parsers, UnknownParser, parsers_named
 from tokenspeed.gateway.text.template import ChatTemplate, TemplateError
 from tokenspeed.gateway.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from tokenspeed.observability.gateway_metrics import DURATION_BUCKETS_S, GatewayMetrics
@@ -181,7 +182,16 @@ def load_model(config: GatewayConfig, router: Router) -> ServedModel:
     names = [source.name, *config.model_aliases]
     if config.model_path is not None:
         names.append(config.model_path)
-    return ServedModel(names, tokenizer, _template(config, tokenizer), router)
+    template = _template(config, tokenizer)
+    return ServedModel(names, tokenizer, template, _parsers(config, template), router)
+
+
+def _parsers(config: GatewayConfig, template: ChatTemplate | None) -> Parsers:
+    source = template.source if template is not None else ""
+    try:
+        return parsers_named(config.reasoning_parser, config.tool_call_parser, source)
+    except UnknownParser as error:
+        raise StartError(str(error), 2) from None
 
 
 def _template(config: GatewayConfig, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from tokenspeed.gateway.chat.choice import Choice, Piece, Tokens
 from tokenspeed.gateway.chat.format import DONE, Usage
 from tokenspeed.gateway.chat.job import Job
+from tokenspeed.gateway.chat.reply import Reply
 from tokenspeed.gateway.http.errors import from_engine
 from tokenspeed.gateway.route.generation import Generation
 from tokenspeed.gateway.text.vocabulary import Vocabulary
@@ -29,6 +30,8 @@ class Answer:
         """`time.monotonic()` of the first token."""
         self._job = job
         self._choices = [Choice(vocabulary, job.rules) for _ in range(job.num_generations)]
+        rules = job.reply
+        self._replies = [Reply(rules) for _ in self._choices] if rules is not None else None
         self._cached = [0] * len(job.prompts)
         self._num_open = job.num_generations
 
@@ -39,7 +42,14 @@ class Answer:
             prompt_tokens=sum(map(len, self._job.prompts)),
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
             cached_tokens=sum(self._cached),
+            reasoning_tokens=self._reasoning_tokens,
         )
+
+    @property
+    def _reasoning_tokens(self) -> int | None:
+        if self._replies is None:
+            return None
+        return sum(reply.num_reasoning_tokens for reply in self._replies)
 
     async def whole(self, generation: Generation) -> bytes:
         """The body of the answer. Raises `ApiError`."""
@@ -93,7 +103,7 @@ class Answer:
         if piece.finish:
             self._num_open -= 1
             generation.stop(index)
-        return piece
+        return piece if self._replies is None else self._replies[index].pass_on(piece)
 
     def _best(self) -> list[int]:
         """The candidates that are answered: the n of each prompt whose tokens were most probable on average."""
@@ -114,7 +124,8 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
     last = pieces[-1]
     logprobs = [entry for piece in pieces for entry in piece.logprobs]
     token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
-    return Piece("".join([piece.text for piece in pieces]), logprobs, last.finish, last.matched, token_ids)
+    events = [event for piece in pieces for event in piece.events]
+    return Piece("".join([piece.text for piece in pieces]), logprobs, last.finish, last.matched, token_ids, events)
 
 
 def _tokens_of(batch: BatchTokenIDOutSlim, row: int, finish: str) -> Tokens:

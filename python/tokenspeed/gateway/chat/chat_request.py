@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -14,7 +15,10 @@ from tokenspeed.gateway.chat.fields import SamplingFields, check_params, parse_b
 from tokenspeed.gateway.chat.format import ChatFormat, Head
 from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
+from tokenspeed.gateway.chat.reply import ReplyRules
+from tokenspeed.gateway.chat.tool_use import ToolChoice, ToolSpec, ToolUse, messages_with_tools, tool_use
 from tokenspeed.gateway.http.errors import ApiError, invalid
+from tokenspeed.gateway.text.parse.output import Plain, TextMachine
 from tokenspeed.gateway.text.template import TemplateError
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -39,6 +43,11 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
 
 
 async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
@@ -50,7 +59,9 @@ async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
     logprobs = _logprobs(request)
     params = sampling_params(request, model.tokenizer.facts.sampling_defaults, logprobs)
     check_params(params, request, model.tokenizer.size, model.max_model_len)
-    text = _render(request, raw["messages"], model)
+    use = tool_use(request.tools, raw.get("tools"), request.tool_choice, request.parallel_tool_calls)
+    text = _render(request, raw["messages"], use, model)
+    reply = _reply_rules(request, raw["messages"][-1], use, text, model)
     # Templates write the special tokens themselves.
     prompt = await model.encode(text, "messages", add_special_tokens=False)
     check_room(request, [prompt], "messages", model.tokenizer.size, model.max_model_len)
@@ -69,11 +80,12 @@ async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
         rules=TextRules(
             stop=params.stop,
             include_stop=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
+            hidden=model.tokenizer.hidden(params.skip_special_tokens, model.marker_ids if reply else frozenset()),
             continues=bool(request.continue_final_message),
             min_tokens=params.min_new_tokens,
             logprobs=logprobs is not None,
         ),
+        reply=reply,
         format=ChatFormat(head, model.tokenizer, include_usage, logprobs is not None, ids),
         stream=bool(request.stream),
         include_usage=include_usage,
@@ -87,10 +99,33 @@ def _logprobs(request: ChatRequest) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
-def _render(request: ChatRequest, messages: list[dict[str, Any]], model: ServedModel) -> str:
+def _reply_rules(
+    request: ChatRequest, last: dict[str, Any], use: ToolUse, prompt: str, model: ServedModel
+) -> ReplyRules | None:
+    """The parsers of this request; the machines start in the state that the rendered prompt leaves the model in."""
+    continued = _own_text(last) if request.continue_final_message else None
+    separate = request.separate_reasoning is not False
+    parsers = model.parsers if model.template_has_tools else model.parsers.or_tools("qwen")
+
+    def make() -> TextMachine | None:
+        if use.callable is not None and use.schema is not None:
+            return parsers.forced(use.callable, separate, prompt, continued)
+        return parsers.machine(use.callable, separate, prompt, continued)
+
+    if make() is None:
+        return None
+    return ReplyRules(lambda: make() or Plain(), use.parallel, request.stream_reasoning is not False)
+
+
+def _own_text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _render(request: ChatRequest, messages: list[dict[str, Any]], use: ToolUse, model: ServedModel) -> str:
     if model.template is None:
         raise ApiError(400, "no_chat_template", "this model has no chat template; use /v1/completions", "messages")
-    shown = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    shown: Sequence[Mapping[str, Any]] = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
     continues = bool(request.continue_final_message)
     add_prompt = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     if continues and request.add_generation_prompt:
@@ -98,9 +133,12 @@ def _render(request: ChatRequest, messages: list[dict[str, Any]], model: ServedM
     variables = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", request.reasoning_effort)
+    tools = use.shown
+    if not model.template_has_tools and (tools or any("tool_calls" in message for message in shown)):
+        shown, tools = messages_with_tools(shown, tools or []), None
     try:
         text = model.template.render(
-            shown, add_generation_prompt=add_prompt, documents=request.documents, variables=variables
+            shown, add_generation_prompt=add_prompt, tools=tools, documents=request.documents, variables=variables
         )
     except TemplateError as error:
         raise invalid("messages", "invalid_messages", str(error)) from None
@@ -146,10 +184,9 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _without_end_of_turn(text: str, last: dict[str, Any]) -> str:
+def _without_end_of_turn(text: str, last: Mapping[str, Any]) -> str:
     """The prompt up to the end of the last message's own text, so that the model goes on with it."""
-    content = last["content"]
-    own = (content if isinstance(content, str) else "\n".join(part["text"] for part in content)).strip()
+    own = _own_text(last).strip()
     end = text.rfind(own)
     if not own or end < 0:
         raise invalid("continue_final_message", "invalid_value", "the last message has no text in the rendered prompt")

@@ -203,7 +203,9 @@ def test_text_parts_and_earlier_tool_calls_are_shown_to_the_template(gateway: Ru
     assert gateway.post("/v1/chat/completions", {"messages": messages})[0] == 200
     sent = gateway.engines[0].seen.requests[-1].input_ids
     end = [END_TOKEN]
-    assert sent == [*ids("[user]a\nb"), *end, *ids("[assistant]"), *end, *ids("[tool]42"), *end, *ids("[assistant]")]
+    called = ids('[assistant]<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+    result = ids("[user]<tool_response>\n42\n</tool_response>")
+    assert sent == [*ids("[user]a\nb"), *end, *called, *end, *result, *end, *ids("[assistant]")]
 
 
 def test_the_final_message_can_be_continued(gateway: RunningGateway) -> None:
@@ -376,7 +378,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     (CHAT | {"stop_token_ids": [-1]}, "stop_token_ids", "invalid_value"),
     (CHAT | {"model": "gpt-9"}, "model", "model_not_found"),
     (CHAT | {"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", "invalid_type"),
-    (CHAT | {"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+    (CHAT | {"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
     (CHAT | {"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
     (CHAT | {"guided_json": {}}, "guided_json", "unsupported_parameter"),
     (CHAT | {"logits_processors": ["x"]}, "logits_processors", "unsupported_parameter"),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenspeed.gateway.text.detokenizer import Detokenizer
+from tokenspeed.gateway.text.parse.events import Event
 from tokenspeed.gateway.text.stop import StopMatcher
 from tokenspeed.gateway.text.vocabulary import Vocabulary
 
@@ -24,7 +25,8 @@ class TextRules:
     stop: tuple[str, ...]
     include_stop: bool
     """Stop strings and stop tokens stay in the text."""
-    skip_special_tokens: bool
+    hidden: frozenset[int]
+    """Tokens that are not shown: special ones, unless they were asked for or a parser looks for them."""
     continues: bool
     """The text goes on after the prompt's (completions), or begins anew (chat)."""
     min_tokens: int
@@ -54,6 +56,8 @@ class Piece:
     """The stop string or token that ended the choice."""
     token_ids: Sequence[int]
     """The tokens that were taken, also those whose text is held back or cut away."""
+    events: Sequence[Event]
+    """What the text means, in place of `text`, where a parser reads it (`chat.reply`)."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,7 @@ class Choice:
         self._logprob_sum = 0.0
         self._num_logprobs = 0
         self._rules = rules
-        self._detokenizer = Detokenizer(
-            vocabulary, skip_special_tokens=rules.skip_special_tokens, continues=rules.continues
-        )
+        self._detokenizer = Detokenizer(vocabulary, hidden=rules.hidden, continues=rules.continues)
         self._matcher = StopMatcher(rules.stop)
         self._by_token = bool(rules.stop) or rules.logprobs
         self._num_decoded = 0
@@ -129,9 +131,9 @@ class Choice:
         self.finish = "stop" if matched is not None else tokens.finish
         self._num_emitted += len(text)
         if not self._by_token:
-            return Piece(text, (), self.finish, tokens.matched, taken)
+            return Piece(text, (), self.finish, tokens.matched, taken, ())
         ended_by = matched if matched is not None else tokens.matched
-        return Piece(text, self._released(matched), self.finish, ended_by, taken)
+        return Piece(text, self._released(matched), self.finish, ended_by, taken, ())
 
     def _note_logprob(self, tokens: Tokens, i: int, token_id: int) -> None:
         if not self._rules.logprobs or i >= len(tokens.logprobs):

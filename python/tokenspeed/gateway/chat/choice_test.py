@@ -18,7 +18,7 @@ _CHARACTERS = {byte: character for character, byte in byte_characters().items()}
 _PIECES = [_CHARACTERS[byte] for byte in range(256)] + ["<end>"]
 END = 256
 WORDS = Vocabulary(257, lambda i: _PIECES[i], TokenSpelling.BYTE_LEVEL, frozenset([END]), frozenset([END]))
-RULES = TextRules(stop=(), include_stop=False, skip_special_tokens=True, continues=False, min_tokens=0, logprobs=False)
+RULES = TextRules(stop=(), include_stop=False, hidden=WORDS.special, continues=False, min_tokens=0, logprobs=False)
 
 Result = tuple[str, list[TokenLogprob], str, object, int]
 
@@ -86,7 +86,7 @@ def test_any_tokens_give_the_same_result_cut_anywhere(ids: list[int], cuts: list
 def test_the_stop_token_is_counted_but_not_shown() -> None:
     text, _, finish, matched, count = run(RULES, [*b"hi", END], "stop", [])
     assert (text, finish, matched, count) == ("hi", "stop", END, 3)
-    shown = replace(RULES, include_stop=True, skip_special_tokens=False)
+    shown = replace(RULES, include_stop=True, hidden=frozenset())
     assert run(shown, [*b"hi", END], "stop", [])[0] == "hi<end>"
 
 

@@ -58,11 +58,12 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
         rules=TextRules(
             stop=params.stop,
             include_stop=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
+            hidden=model.tokenizer.hidden(params.skip_special_tokens, frozenset()),
             continues=True,
             min_tokens=params.min_new_tokens,
             logprobs=params.logprobs is not None,
         ),
+        reply=None,
         format=CompletionFormat(head, model.tokenizer, include_usage, request.logprobs is not None, echoes, ids),
         stream=bool(request.stream),
         include_usage=include_usage,

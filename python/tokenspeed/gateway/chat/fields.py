@@ -56,13 +56,11 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _GRAMMAR = "constrained output is not available on this server"
-_TOOLS = "tool calls are not available on this server"
+_TOOLS = "use tools and tool_choice"
 _LORA = "adapters are not available on this server"
 
 # name -> (values that ask for nothing, why others are refused)
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tools": (([],), _TOOLS),
-    "tool_choice": (("none", "auto"), _TOOLS),
     "functions": (([],), _TOOLS),
     "function_call": (("none", "auto"), _TOOLS),
     "response_format": (({"type": "text"},), _GRAMMAR),

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tokenspeed.gateway.chat.choice import Piece, TokenLogprob
+from tokenspeed.gateway.text.parse.events import CallArguments, CallStart, Event, Parsed, Text, Thought
 from tokenspeed.gateway.text.tokenizer import Tokenizer
 
 encode_json = msgspec.json.Encoder().encode
@@ -28,17 +29,20 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None
+    """Part of the completion; None where no parser tells them apart."""
 
     def as_json(self) -> bytes:
         """OpenAI's usage object."""
-        return encode_json(
-            {
-                "prompt_tokens": self.prompt_tokens,
-                "completion_tokens": self.completion_tokens,
-                "total_tokens": self.prompt_tokens + self.completion_tokens,
-                "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            }
-        )
+        usage: dict[str, Any] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return encode_json(usage)
 
 
 @dataclass(frozen=True)
@@ -143,21 +147,12 @@ class ChatFormat(_Base):
     def events(self, choice: int, piece: Piece, usage: bytes | None) -> bytes:
         """A content delta when there is any, and the finish event at the end."""
         out = b""
-        if self._has_delta(piece):
-            logprobs = encode_json(self._entries(piece.logprobs)) if piece.logprobs else b"null"
-            out = b"".join(
-                (
-                    self._start,
-                    b'{"index":%d,"delta":{"content":' % choice,
-                    encode_json(piece.text),
-                    b'},"logprobs":',
-                    logprobs,
-                    b',"finish_reason":null',
-                    self._ids(piece),
-                    b"}",
-                    self._close(usage),
-                )
-            )
+        if piece.events:
+            first, *others = map(_delta_of, _merged(piece.events))
+            out = self._delta(choice, first, piece, usage)
+            out += b"".join(self._delta(choice, delta, None, usage) for delta in others)
+        elif self._has_delta(piece):
+            out = self._delta(choice, b'{"content":' + encode_json(piece.text) + b"}", piece, usage)
         if piece.finish:
             finish = {
                 "index": choice,
@@ -169,10 +164,27 @@ class ChatFormat(_Base):
             out += self._start + encode_json(finish) + self._close(usage)
         return out
 
+    def _delta(self, choice: int, delta: bytes, piece: Piece | None, usage: bytes | None) -> bytes:
+        """One chunk. Logprobs and ids of `piece` go with its first one."""
+        logprobs = encode_json(self._entries(piece.logprobs)) if piece is not None and piece.logprobs else b"null"
+        return b"".join(
+            (
+                self._start,
+                b'{"index":%d,"delta":' % choice,
+                delta,
+                b',"logprobs":',
+                logprobs,
+                b',"finish_reason":null',
+                self._ids(piece) if piece is not None else b"",
+                b"}",
+                self._close(usage),
+            )
+        )
+
     def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": piece.text},
+            "message": _message(piece),
             "logprobs": self._entries(piece.logprobs) if self._logprobs else None,
             "finish_reason": piece.finish,
             "matched_stop": piece.matched,
@@ -192,6 +204,53 @@ class ChatFormat(_Base):
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes(token_id)
         return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+
+
+def _merged(events: Sequence[Event]) -> list[Event]:
+    """Neighbours of one kind as one event: what a step gives goes out in as few chunks as possible."""
+    merged: list[Event] = []
+    for event in events:
+        match merged[-1] if merged else None, event:
+            case (Text(before), Text(after)):
+                merged[-1] = Text(before + after)
+            case (Thought(before), Thought(after)):
+                merged[-1] = Thought(before + after)
+            case (CallArguments(index, before), CallArguments(same, after)) if index == same:
+                merged[-1] = CallArguments(index, before + after)
+            case _:
+                merged.append(event)
+    return merged
+
+
+def _delta_of(event: Event) -> bytes:
+    match event:
+        case Text(text):
+            return b'{"content":' + encode_json(text) + b"}"
+        case Thought(text):
+            return b'{"reasoning_content":' + encode_json(text) + b"}"
+        case CallStart(index, name, call_id):
+            function = {"name": name, "arguments": ""}
+            return encode_json(
+                {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+            )
+        case CallArguments(index, text):
+            return encode_json({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+
+
+def _message(piece: Piece) -> dict[str, Any]:
+    """The assistant's message. Content is null where calls stand in its place."""
+    if not piece.events:
+        return {"role": "assistant", "content": piece.text}
+    parsed = Parsed().add(piece.events)
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.text or (None if parsed.calls else "")}
+    if parsed.reasoning:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in parsed.calls
+        ]
+    return message
 
 
 class CompletionFormat(_Base):

@@ -18,6 +18,7 @@ from tokenspeed.config.sampling import (
 from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.fields import SamplingFields, caller_names
 from tokenspeed.gateway.chat.format import Format
+from tokenspeed.gateway.chat.reply import ReplyRules
 from tokenspeed.gateway.http.errors import from_request_error
 from tokenspeed.rpc.lane.wire import GREEDY_TEMPERATURE, TOP_K_OFF, PlainGenerateReqInput, SamplingParamsWire
 
@@ -38,6 +39,8 @@ class Job:
     candidates: int
     """Generated for each prompt; `params.n` of them are answered."""
     rules: TextRules
+    reply: ReplyRules | None
+    """The parsers of reasoning and tool calls; None: all text is content."""
     format: Format
     stream: bool
     include_usage: bool

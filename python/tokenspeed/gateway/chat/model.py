@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.route.router import Router
+from tokenspeed.gateway.text.parse.names import MARKER_TOKENS, Parsers
 from tokenspeed.gateway.text.template import ChatTemplate
 from tokenspeed.gateway.text.tokenizer import Tokenizer
 
@@ -23,8 +24,19 @@ class ServedModel:
     """`names` are all names that requests may use; the first is the one in answers when the engine tells none."""
 
     def __init__(
-        self, names: Sequence[str], tokenizer: Tokenizer, template: ChatTemplate | None, router: Router
+        self,
+        names: Sequence[str],
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        parsers: Parsers,
+        router: Router,
     ) -> None:
+        self.parsers = parsers
+        self.template_has_tools = template is not None and template.tools
+        self.marker_ids = frozenset(
+            token_id for marker in MARKER_TOKENS if (token_id := tokenizer.token_id(marker)) is not None
+        )
+        """Tokens that parsers look for; those that the tokenizer calls special stay in the text for them."""
         self.tokenizer = tokenizer
         self.template = template
         self._names = names

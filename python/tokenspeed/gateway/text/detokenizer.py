@@ -16,15 +16,15 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """Decodes the tokens of one choice.
+    """Decodes the tokens of one choice, but for the `hidden` ones.
 
     `continues`: the text goes on after a prompt, so a first space belongs to it; else the space that SentencePiece
     puts before the first word of a text is taken away.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool, continues: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, hidden: frozenset[int], continues: bool) -> None:
         self._token_bytes = vocabulary.token_bytes
-        self._skip = vocabulary.special if skip_special_tokens else frozenset()
+        self._skip = hidden
         self._decode = _new_decoder(errors="replace").decode
         self._strip = not continues and vocabulary.spelling is TokenSpelling.SENTENCEPIECE
 

@@ -26,7 +26,7 @@ PIECES = vocabulary(_SENTENCEPIECE, TokenSpelling.SENTENCEPIECE, {256})
 
 
 def run(words: Vocabulary, groups: list[list[int]], *, skip: bool = True, continues: bool = True) -> str:
-    machine = Detokenizer(words, skip_special_tokens=skip, continues=continues)
+    machine = Detokenizer(words, hidden=words.special if skip else frozenset(), continues=continues)
     return "".join([machine.feed(group) for group in groups]) + machine.close()
 
 
@@ -55,7 +55,7 @@ def test_any_ids_and_cuts_give_the_text_of_the_whole(groups: list[list[int]], sk
 
 
 def test_a_character_is_given_out_when_its_last_byte_has_come() -> None:
-    machine = Detokenizer(BYTES, skip_special_tokens=True, continues=True)
+    machine = Detokenizer(BYTES, hidden=BYTES.special, continues=True)
     assert [machine.feed([byte]) for byte in "é안".encode()] == ["", "é", "", "", "안"]
 
 

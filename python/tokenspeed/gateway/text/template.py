@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -62,8 +62,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 class ChatTemplate:
     """A compiled template. `special_tokens` are variables such as `bos_token` that it may write.
 
-    `parts` tells whether the template reads message contents as lists of parts; if not, text parts are joined with
-    newlines before it sees them.
+    `tools` tells whether the template shows tools, `parts` whether it reads message contents as lists of parts; if
+    not, text parts are joined with newlines before it sees them.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -72,7 +72,9 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
-            self.parts = _reads_parts(environment.parse(source))
+            tree = environment.parse(source)
+            self.parts = _reads_parts(tree)
+            self.tools = "tools" in meta.find_undeclared_variables(tree)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template cannot be compiled: {error}") from None
 

@@ -71,8 +71,13 @@ class Tokenizer:
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """The text of a whole sequence, by the same machine that streams it."""
-        detokenizer = Detokenizer(self.vocabulary, skip_special_tokens=skip_special_tokens, continues=False)
+        hidden = self.hidden(skip_special_tokens, frozenset())
+        detokenizer = Detokenizer(self.vocabulary, hidden=hidden, continues=False)
         return detokenizer.feed(token_ids) + detokenizer.close()
+
+    def hidden(self, skip_special_tokens: bool, kept: frozenset[int]) -> frozenset[int]:
+        """The tokens that a text does not show; `kept` are special ones that it shows all the same."""
+        return self.facts.special_ids - kept if skip_special_tokens else frozenset()
 
     def token_text(self, token_id: int) -> str:
         """One token alone; bytes that are no whole character show as U+FFFD."""

@@ -28,6 +28,8 @@ class Harmony(Machine):
     """Reasoning, content and calls in one machine, because one format carries them. With tools=None calls are content
     (the request has none)."""
 
+    MARKERS = frozenset(f"<|{name}|>" for name in ("start", "channel", "message", "constrain", "end", "return", "call"))
+
     def __init__(self, tools: Tools | None) -> None:
         super().__init__()
         self._tools = tools if tools is not None else Tools({})
@@ -36,6 +38,11 @@ class Harmony(Machine):
         self._value = JsonValue()
         self._num_contents = 0
         self._state = self._in_header
+
+    @property
+    def thinking(self) -> bool:
+        """Inside an analysis message."""
+        return self._state == self._analysis
 
     def _in_header(self) -> bool:
         text, marker = self._until(_MESSAGE)

@@ -49,6 +49,11 @@ class Machine:
         self._state: Callable[[], bool] = self._content
         self._space = ""
 
+    @property
+    def thinking(self) -> bool:
+        """The text that comes next is reasoning."""
+        return False
+
     def feed(self, text: str) -> list[Event]:
         """Events that this text makes certain."""
         self._buffer += text

@@ -56,7 +56,12 @@ def _mistral_name(text: str) -> Name:
 
 
 DEEPSEEK_V3 = MarkedFormat(
-    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", ("{",), "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", _deepseek_v3_name
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    ("{",),
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+    _deepseek_v3_name,
 )
 DEEPSEEK_V31 = MarkedFormat(
     "<｜tool▁calls▁begin｜>",
@@ -75,6 +80,19 @@ KIMI_K2 = MarkedFormat(
     _kimi_name,
 )
 MISTRAL_MARKED = MarkedFormat("", "[TOOL_CALLS]", ("[ARGS]", "{"), "", "", _mistral_name)
+
+
+MARKED_TOKENS = frozenset(
+    {
+        "<｜tool▁sep｜>",
+        *(
+            marker
+            for form in (DEEPSEEK_V31, KIMI_K2)
+            for marker in (form.section, form.call, *form.separators, form.call_end, form.section_end)
+        ),
+    }
+)
+"""Markers that are tokens of their own in their models."""
 
 
 class MarkedCalls(Machine):

@@ -9,11 +9,11 @@ parser.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenspeed.gateway.text.parse import marked_calls, object_calls, xml_calls
 from tokenspeed.gateway.text.parse.harmony import Harmony
-from tokenspeed.gateway.text.parse.marked_calls import MarkedCalls, MarkedFormat
+from tokenspeed.gateway.text.parse.marked_calls import MARKED_TOKENS, MarkedCalls, MarkedFormat
 from tokenspeed.gateway.text.parse.mistral import MistralCalls
 from tokenspeed.gateway.text.parse.object_calls import ObjectCalls, ObjectFormat
 from tokenspeed.gateway.text.parse.output import Chained, Plain, TextMachine
@@ -137,6 +137,32 @@ _TOOL_ALIASES = {
 }
 _HARMONY = "gpt_oss"
 
+MARKER_TOKENS = frozenset(
+    {
+        *Harmony.MARKERS,
+        *(marker for form in _REASONING.values() if form for marker in (form.open, form.close)),
+        *MARKED_TOKENS,
+        "<tool_call>",
+        "</tool_call>",
+        "<|python_tag|>",
+        "<|python_start|>",
+        "<|python_end|>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+        "｜DSML｜",
+    }
+)
+"""Tokens that stay in the text for the machines although a tokenizer calls them special."""
+
 REASONING_NAMES = tuple(sorted({*_REASONING, *_REASONING_ALIASES, _HARMONY}))
 TOOL_NAMES = tuple(sorted({*_TOOLS, *_TOOL_ALIASES, _HARMONY}))
 
@@ -148,21 +174,30 @@ class Parsers:
     reasoning: str | None
     tools: str | None
 
-    @property
-    def needs_special_tokens(self) -> bool:
-        """Markers are special tokens, so the text must keep them."""
-        return self.tools is not None or self.reasoning is not None
+    def or_tools(self, name: str) -> Parsers:
+        """These, with the tool parser `name` where there is none."""
+        return self if self.tools is not None else replace(self, tools=name)
 
-    def machine(self, tools: Tools | None, separate_reasoning: bool, prompt_tail: str) -> TextMachine | None:
+    def forced(self, tools: Tools, separate_reasoning: bool, prompt: str, continued: str | None) -> TextMachine:
+        """The machine of a choice that a grammar forces to be calls: bare JSON, whatever the model's own format."""
+        form = _REASONING.get(self.reasoning or "")
+        calls = ObjectCalls(tools, object_calls.BARE)
+        if form is None or not separate_reasoning or not form.starts_open(prompt, continued):
+            return calls
+        return Chained(ReasoningSplitter(form, True), calls)
+
+    def machine(
+        self, tools: Tools | None, separate_reasoning: bool, prompt: str, continued: str | None
+    ) -> TextMachine | None:
         """The machine of one choice, or None when all text is content. tools: None when the request has none that may
-        be called. prompt_tail: the rendered prompt from the answer's header on."""
+        be called. prompt, continued: as for `ReasoningFormat.starts_open`."""
         if _HARMONY in (self.reasoning, self.tools):
             return Harmony(tools)
         second = _TOOLS[self.tools](tools) if self.tools is not None and tools is not None else None
         form = _REASONING[self.reasoning] if self.reasoning is not None and separate_reasoning else None
         if form is None:
             return second
-        return Chained(ReasoningSplitter(form, form.starts_open(prompt_tail)), second or Plain())
+        return Chained(ReasoningSplitter(form, form.starts_open(prompt, continued)), second or Plain())
 
 
 def parsers_named(reasoning: str | None, tools: str | None, template: str) -> Parsers:
@@ -173,14 +208,7 @@ def parsers_named(reasoning: str | None, tools: str | None, template: str) -> Pa
     )
 
 
-def forced_calls(tools: Tools) -> TextMachine:
-    """For an answer that a grammar forced to be calls: bare JSON, whatever the model's own format."""
-    return ObjectCalls(tools, object_calls.BARE)
-
-
-def _resolve(
-    name: str | None, aliases: Mapping[str, str], known: set[str], what: str, template: str
-) -> str | None:
+def _resolve(name: str | None, aliases: Mapping[str, str], known: set[str], what: str, template: str) -> str | None:
     if name is None or name == "none":
         return None
     if name == "auto":

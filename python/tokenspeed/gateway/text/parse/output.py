@@ -11,12 +11,16 @@ from tokenspeed.gateway.text.parse.events import Event, Text
 class TextMachine(Protocol):
     """What every machine of this folder is."""
 
+    @property
+    def thinking(self) -> bool: ...
     def feed(self, text: str) -> list[Event]: ...
     def close(self) -> list[Event]: ...
 
 
 class Plain:
     """All text is content."""
+
+    thinking = False
 
     def feed(self, text: str) -> list[Event]:
         """The text as it is."""
@@ -32,6 +36,11 @@ class Chained:
 
     def __init__(self, first: TextMachine, second: TextMachine) -> None:
         self._first, self._second = first, second
+
+    @property
+    def thinking(self) -> bool:
+        """The text that comes next is reasoning."""
+        return self._first.thinking
 
     def feed(self, text: str) -> list[Event]:
         """Events that this text makes certain."""

@@ -15,7 +15,6 @@ from tokenspeed.gateway.text.parse.names import (
     TOOL_NAMES,
     Parsers,
     UnknownParser,
-    forced_calls,
     parsers_named,
 )
 from tokenspeed.gateway.text.parse.output import TextMachine
@@ -35,9 +34,9 @@ TOOLS = Tools(
 Make = Callable[[], TextMachine]
 
 
-def by(tools: str | None, reasoning: str | None = None, prompt_tail: str = "") -> Make:
+def by(tools: str | None, reasoning: str | None = None, prompt: str = "", continued: str | None = None) -> Make:
     def make() -> TextMachine:
-        machine = parsers_named(reasoning, tools, "").machine(TOOLS, True, prompt_tail)
+        machine = parsers_named(reasoning, tools, "").machine(TOOLS, True, prompt, continued)
         assert machine is not None
         return machine
 
@@ -71,7 +70,8 @@ ROME = ("get_weather", {"city": "Rome"})
 
 HERMES = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
 TWO_CALLS = {
-    "qwen": 'Let me see.\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
+    "qwen": "Let me see.\n\n"
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
     '\n<tool_call>\n{"arguments": {"city": "Rome"}, "name": "get_weather"}\n</tool_call>',
     "qwen_coder": "Let me see.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
     "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get_weather>\n"
@@ -93,8 +93,8 @@ TWO_CALLS = {
     "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
     "<arg_value>Rome</arg_value>\n</tool_call>",
     "minimax_m2": 'Let me see.\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris'
-    '</parameter>\n<parameter name="days">2</parameter>\n</invoke>\n<invoke name="get_weather">\n<parameter name="city">'
-    "Rome</parameter>\n</invoke>\n</minimax:tool_call>",
+    '</parameter>\n<parameter name="days">2</parameter>\n</invoke>\n<invoke name="get_weather">\n'
+    '<parameter name="city">Rome</parameter>\n</invoke>\n</minimax:tool_call>',
     "mistral": 'Let me see.[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, {"name": '
     '"get_weather", "arguments": {"city": "Rome"}}]',
     "mistral_v13": 'Let me see.[TOOL_CALLS]get_weather[CALL_ID]abc123def[ARGS]{"city": "Paris", "days": 2}[TOOL_CALLS]'
@@ -155,7 +155,9 @@ def test_pythonic_calls_between_markers_and_by_position() -> None:
     assert parsed.text == ""
 
 
-@pytest.mark.parametrize("text", ["[1] is a reference.", "[get_weather(city=Paris)]", "[get_weather(", "[open('x')]", "["])
+@pytest.mark.parametrize(
+    "text", ["[1] is a reference.", "[get_weather(city=Paris)]", "[get_weather(", "[open('x')]", "["]
+)
 def test_a_list_that_holds_no_calls_is_text(text: str) -> None:
     assert under_every_cut(by("pythonic"), text) == Parsed(text=text)
 
@@ -200,7 +202,8 @@ def test_a_call_without_arguments_has_an_empty_object() -> None:
         "qwen": '<tool_call>{"name": "now"}</tool_call>',
         "qwen_coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
         "glm45": "<tool_call>now\n</tool_call>",
-        "deepseek_v3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜><｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "deepseek_v3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "gpt_oss": "<|channel|>commentary to=functions.now<|message|><|call|>",
     }.items():
         assert calls(under_every_cut(by(name), text)) == [("now", {})], name
@@ -214,7 +217,12 @@ def test_broken_json_after_the_name_ends_the_call_and_text_goes_on_behind_the_ta
 
 
 def test_objects_that_are_no_calls_are_text() -> None:
-    for text in ('<tool_call>{"a": 1}</tool_call>', "<tool_call>not json</tool_call>", '<tool_call>{"name": 5}', "<tool_call>"):
+    for text in (
+        '<tool_call>{"a": 1}</tool_call>',
+        "<tool_call>not json</tool_call>",
+        '<tool_call>{"name": 5}',
+        "<tool_call>",
+    ):
         assert under_every_cut(by("qwen"), text) == Parsed(text=text)
 
 
@@ -227,7 +235,9 @@ def test_string_parameters_stream_while_they_come() -> None:
 
 def test_bare_parameters_take_the_type_of_the_schema() -> None:
     def argument(name: str, value: str) -> object:
-        text = f"<tool_call>\n<function=get_weather>\n<parameter={name}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        text = (
+            f"<tool_call>\n<function=get_weather>\n<parameter={name}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        )
         (call,) = calls(feed(by("qwen_coder"), [text]))
         return call[1][name]  # type: ignore[index]
 
@@ -250,7 +260,9 @@ THINK = "<think>\nFirst,\n\nsecond.\n</think>\n\nThe answer."
 REASONED = Parsed(text="The answer.", reasoning="First,\n\nsecond.")
 
 
-@pytest.mark.parametrize("name", ["base", "qwen3", "deepseek_r1", "glm45", "kimi_k25", "deepseek_v3.1", "llama_nemotron"])
+@pytest.mark.parametrize(
+    "name", ["base", "qwen3", "deepseek_r1", "glm45", "kimi_k25", "deepseek_v3.1", "llama_nemotron"]
+)
 def test_reasoning_is_split_off(name: str) -> None:
     assert under_every_cut(by(None, name), THINK) == REASONED
 
@@ -262,6 +274,11 @@ def test_reasoning_starts_in_the_state_of_the_rendered_prompt() -> None:
     closed = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     assert under_every_cut(by(None, "deepseek_r1", closed), "Just text.") == Parsed(text="Just text.")
     assert under_every_cut(by(None, "qwen3"), "Just text.") == Parsed(text="Just text.")
+    quoted = "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n"
+    assert under_every_cut(by(None, "qwen3", quoted), "A tag.") == Parsed(text="A tag.")
+    assert under_every_cut(by(None, "qwen3", "...", "<think>\nFirst,"), "second.</think>Yes.") == Parsed(
+        "Yes.", "second."
+    )
 
 
 def test_unfinished_reasoning_is_all_reasoning() -> None:
@@ -294,19 +311,24 @@ def test_harmony_tells_its_channels_apart() -> None:
 
 def test_forced_calls_are_read_as_bare_json() -> None:
     text = '[{"name": "get_weather", "parameters": {"city": "Paris", "days": 2}}, {"name": "now", "parameters": {}}]'
-    assert calls(under_every_cut(lambda: forced_calls(TOOLS), text)) == [PARIS, ("now", {})]
+    thinking = Parsers("qwen3", "qwen")
+    assert calls(under_every_cut(lambda: thinking.forced(TOOLS, True, "", None), text)) == [PARIS, ("now", {})]
     single = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
-    assert calls(under_every_cut(lambda: forced_calls(TOOLS), single)) == [ROME]
+    assert calls(under_every_cut(lambda: thinking.forced(TOOLS, True, "", None), single)) == [ROME]
+    after = under_every_cut(
+        lambda: thinking.forced(TOOLS, True, "assistant\n<think>\n", None), "[hm]\n</think>\n" + text
+    )
+    assert (after.reasoning, calls(after)) == ("[hm]", [PARIS, ("now", {})])
 
 
 def test_every_name_makes_a_machine_and_unknown_ones_are_refused_with_the_list() -> None:
     for name in TOOL_NAMES:
-        assert parsers_named(None, name, "").machine(TOOLS, True, "") is not None
+        assert parsers_named(None, name, "").machine(TOOLS, True, "", None) is not None
     for name in REASONING_NAMES:
-        parsers_named(name, None, "").machine(None, True, "")
-    with pytest.raises(UnknownParser, match="no tool parser named muse; choose one of auto, none, .*qwen_coder"):
+        parsers_named(name, None, "").machine(None, True, "", None)
+    with pytest.raises(UnknownParser, match=r"no tool parser named muse; choose one of auto, none, .*qwen_coder"):
         parsers_named(None, "muse", "")
-    with pytest.raises(UnknownParser, match="no reasoning parser named x; .*deepseek_r1"):
+    with pytest.raises(UnknownParser, match=r"no reasoning parser named x; .*deepseek_r1"):
         parsers_named("x", None, "")
 
 

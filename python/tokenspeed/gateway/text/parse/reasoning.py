@@ -24,11 +24,12 @@ class ReasoningFormat:
     opens: bool
     also_ends: tuple[str, ...]
 
-    def starts_open(self, prompt_tail: str) -> bool:
-        """prompt_tail: the rendered prompt from the answer's own header on."""
-        if self.close in prompt_tail or self.open in prompt_tail:
-            return prompt_tail.rfind(self.open) > prompt_tail.rfind(self.close)
-        return self.opens
+    def starts_open(self, prompt: str, continued: str | None) -> bool:
+        """prompt: the rendered prompt's end. continued: the message that the answer goes on with, if it does."""
+        if continued is not None:
+            return continued.rfind(self.open) > continued.rfind(self.close)
+        end = prompt.rstrip()
+        return end.endswith(self.open) or (self.opens and not end.endswith(self.close))
 
 
 class ReasoningSplitter(Machine):
@@ -40,6 +41,13 @@ class ReasoningSplitter(Machine):
         self._ends = Markers((form.close, *form.also_ends))
         self._starts_open = starts_open
         self._state = self._beginning
+
+    @property
+    def thinking(self) -> bool:
+        """Inside the block."""
+        return self._state in (self._thinking, self._skip_space) or (
+            self._state == self._beginning and self._starts_open
+        )
 
     def feed(self, text: str) -> list[Event]:
         """As `Machine.feed`; after the block, text goes through untouched."""
