@@ -163,6 +163,51 @@ def experts(
 ) -> None:
     """gate_up_rows and hidden_rows: room for num_tokens * top_k rows of gate and up, and of the widest of x and out."""
 
+def latent_attention(
+    q: int,
+    q_stride: int,
+    num_tokens: int,
+    num_heads: int,
+    cache: int,
+    shape: CacheShape,
+    block_tables: int,
+    table_stride: int,
+    table_columns: int,
+    query_start: int,
+    kv_lens: int,
+    num_rows: int,
+    scale: float,
+    latent_dim: int,
+    out: int,
+    /,
+) -> None: ...
+def store_latent(
+    latent: int,
+    latent_stride: int,
+    latent_dim: int,
+    key: int,
+    key_stride: int,
+    num_tokens: int,
+    cache: int,
+    shape: CacheShape,
+    slot_mapping: int,
+    /,
+) -> None: ...
+def heads_linear(
+    x: int,
+    x_stride: int,
+    x_head_stride: int,
+    weight: int,
+    format: int,
+    num_tokens: int,
+    num_heads: int,
+    n: int,
+    k: int,
+    out: int,
+    out_stride: int,
+    out_head_stride: int,
+    /,
+) -> None: ...
 def copy_blocks(cache: int, num_blocks: int, block_bytes: int, pairs: int, num_pairs: int, /) -> None: ...
 def penalties(
     logits: int,

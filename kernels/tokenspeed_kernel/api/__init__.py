@@ -11,13 +11,14 @@ from tokenspeed_kernel.api.layers import (
     add_rms_norm,
     embedding,
     linear,
+    linear_heads,
     prepare_weight,
     rms_norm,
     rope,
     silu_and_mul,
 )
 from tokenspeed_kernel.api.moe import prepare_experts, route, run_experts
-from tokenspeed_kernel.api.paged import attention, copy_blocks, store_kv
+from tokenspeed_kernel.api.paged import attention, copy_blocks, latent_attention, store_kv, store_latent
 from tokenspeed_kernel.api.sampling import apply_penalties, logprobs, sample
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.moe.routing import Routing
@@ -41,7 +42,9 @@ __all__ = [
     "copy_blocks",
     "embedding",
     "explain",
+    "latent_attention",
     "linear",
+    "linear_heads",
     "logprobs",
     "override",
     "parse_overrides",
@@ -55,4 +58,5 @@ __all__ = [
     "set_overrides",
     "silu_and_mul",
     "store_kv",
+    "store_latent",
 ]

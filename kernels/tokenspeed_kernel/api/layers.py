@@ -38,6 +38,16 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
     return solve(ops.GEMM_LINEAR, x.device.type, x.dtype, *weight_traits(weight))(x, weight, bias)
 
 
+def linear_heads(x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
+    """A product of its own for every head: out[:, h] = x[:, h] @ weight[h].T.
+
+    x: [T, Hq, K]; tokens and heads may be strided, the elements of a head must be adjacent.
+    weight: [Hq * N, K], the heads' matrices on top of each other, as `prepare_weight` returned it.
+    out: [T, Hq, N] in x's dtype, strided as x may be; written. Accumulated in float32.
+    """
+    solve(ops.GEMM_HEADS, x.device.type, x.dtype, *weight_traits(weight), out.shape[2])(x, weight, out)
+
+
 def embedding(token_ids: torch.Tensor, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """Rows of a table.
 

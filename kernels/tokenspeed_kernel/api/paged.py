@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Operations on the paged KV cache: write, attend, copy blocks.
 
-A layer's cache is two tensors [num_blocks, Hk, block_size, D]. The slot of a token is block * block_size + offset.
+A layer's cache is two tensors [num_blocks, Hk, block_size, D]; for latent attention it is one of
+[num_blocks, block_size, W]. The slot of a token is block * block_size + offset.
 """
 
 from __future__ import annotations
@@ -51,6 +52,37 @@ def attention(
     return solve(ops.ATTENTION_PAGED, q.device.type, q.dtype, head_dim, group, block_size, window > 0, k_cache.dtype)(
         q, k_cache, v_cache, meta, scale, window
     )
+
+
+def store_latent(latent: torch.Tensor, key: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Write each token's row of latent attention to its slot.
+
+    latent: [T, latent_dim], normalised; key: [T, W - latent_dim], rotated. Elements of a token adjacent.
+    cache: [num_blocks, block_size, W]; values are rounded to its dtype.
+    slot_mapping: int64 [T], as for `store_kv`.
+    """
+    solve(ops.KVCACHE_STORE_LATENT, latent.device.type, latent.dtype, cache.dtype)(latent, key, cache, slot_mapping)
+
+
+def latent_attention(
+    q: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, scale: float, latent_dim: int
+) -> torch.Tensor:
+    """Causal multi-head latent attention in its absorbed form (DeepSeek-V2, 2024): all heads read one vector a token.
+
+    q: [T, Hq, W]; the first latent_dim elements are the query times the up-projection of the head's keys, the others
+        its rotated part. The elements of a token must be adjacent.
+    cache: [num_blocks, block_size, W], rows as `store_latent` wrote them; this step's must already be stored.
+    meta: where the rows lie; see `AttentionMetadata`.
+    scale: factor on q . row.
+    latent_dim: how much of a row is its value.
+
+    Returns a contiguous [T, Hq, latent_dim] in q's dtype, to be multiplied by the up-projection of the head's values;
+    softmax and sums in float32. Rows with no query produce nothing.
+    """
+    _, block_size, width = cache.shape
+    return solve(
+        ops.ATTENTION_MLA, q.device.type, q.dtype, latent_dim, width - latent_dim, block_size, cache.dtype
+    )(q, cache, meta, scale, latent_dim)
 
 
 def copy_blocks(caches: list[torch.Tensor], pairs: torch.Tensor) -> None:

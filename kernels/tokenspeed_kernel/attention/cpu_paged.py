@@ -21,7 +21,7 @@ def _a_multiple_of_16(head_dim: int) -> bool:
     return head_dim % 16 == 0
 
 
-def _row_arguments(meta: AttentionMetadata) -> tuple[int, int, int, int, int, int]:
+def row_arguments(meta: AttentionMetadata) -> tuple[int, int, int, int, int, int]:
     """Addresses and sizes of the metadata's tensors for the kernel. ValueError when they disagree.
 
     All layers of a step ask for the same metadata, so the answer is kept on it.
@@ -86,7 +86,7 @@ def paged_attention(
         k_cache.data_ptr(),
         v_cache.data_ptr(),
         shape,
-        *_row_arguments(meta),
+        *row_arguments(meta),
         scale,
         window,
         out.data_ptr(),

@@ -45,6 +45,42 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     return out
 
 
+def _whole_panels(rows_per_head: int) -> bool:
+    return rows_per_head % 16 == 0
+
+
+@kernel(
+    "gemm.heads",
+    name="cpu",
+    needs=cpu(),
+    dtypes=(torch.float32,),
+    traits=_TRAITS | {"rows_per_head": _whole_panels},
+    band=Band.NATIVE,
+)
+def linear_heads(x: torch.Tensor, weight: PackedWeight, out: torch.Tensor) -> None:
+    """The same chain for every output of every head. ValueError when shapes disagree."""
+    num_tokens, num_heads, num_values = x.shape
+    rows = out.shape[2]
+    if weight.shape != (num_heads * rows, num_values) or out.shape[:2] != x.shape[:2] or out.dtype is not torch.float32:
+        raise ValueError(f"x {tuple(x.shape)}, weight {weight.shape} and {out.dtype} out {tuple(out.shape)} disagree")
+    if x.stride(2) != 1 or out.stride(2) != 1:
+        raise ValueError("the elements of a head of x and out must be adjacent")
+    _cpu.heads_linear(
+        x.data_ptr(),
+        x.stride(0),
+        x.stride(1),
+        weight.data.data_ptr(),
+        FORMAT_CODES[weight.format],
+        num_tokens,
+        num_heads,
+        rows,
+        num_values,
+        out.data_ptr(),
+        out.stride(0),
+        out.stride(1),
+    )
+
+
 @kernel("gemm.embedding", name="cpu", needs=cpu(), dtypes=(torch.float32,), traits=_TRAITS, band=Band.NATIVE)
 def embedding(token_ids: torch.Tensor, weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     """Dequantise the rows that the ids name. ValueError for an id outside the table."""

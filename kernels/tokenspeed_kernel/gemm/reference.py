@@ -26,6 +26,13 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.
     return out.to(x.dtype)
 
 
+@kernel("gemm.heads", name="reference", needs=anywhere(), dtypes=_FLOATS, traits=_TRAITS, band=Band.REFERENCE)
+def linear_heads(x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
+    """Multiply in float32 and round once."""
+    dense = dequantize(weight) if isinstance(weight, PackedWeight) else weight.float()
+    out.copy_(torch.einsum("thk,hnk->thn", x.float(), dense.unflatten(0, (x.shape[1], out.shape[2]))))
+
+
 @kernel("gemm.embedding", name="reference", needs=anywhere(), dtypes=_FLOATS, traits=_TRAITS, band=Band.REFERENCE)
 def embedding(token_ids: torch.Tensor, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """Gather the rows, dequantise only them."""

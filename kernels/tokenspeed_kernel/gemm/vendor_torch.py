@@ -27,6 +27,24 @@ for _dtype in (torch.float32, torch.bfloat16, torch.float16):
 
 
 @kernel(
+    "gemm.heads",
+    name="torch",
+    needs=cuda(7),
+    dtypes=(torch.float32, torch.bfloat16, torch.float16),
+    traits={"weight_format": DENSE_FORMATS, "weight_layout": {ROWS_LAYOUT}},
+    band=Band.PORTABLE,
+)
+def linear_heads(x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
+    """One batched product, heads as the batch."""
+    assert isinstance(weight, torch.Tensor)  # held by the traits
+    heads = weight.unflatten(0, (x.shape[1], out.shape[2]))
+    if heads.dtype == x.dtype:
+        torch.bmm(x.transpose(0, 1), heads.transpose(1, 2), out=out.transpose(0, 1))
+    else:
+        out.copy_(torch.bmm(x.transpose(0, 1), heads.transpose(1, 2).to(x.dtype)).transpose(0, 1))
+
+
+@kernel(
     "gemm.embedding",
     name="torch",
     needs=cuda(7),

@@ -40,6 +40,54 @@ def _checked_shape(k_cache: torch.Tensor, v_cache: torch.Tensor) -> _cpu.CacheSh
     return _cpu.CacheShape(num_blocks, num_heads, block_size, head_dim, k_stride[0], v_stride[0])
 
 
+def latent_shape(cache: torch.Tensor) -> _cpu.CacheShape:
+    """The same of a latent cache, as one KV head for both. ValueError when it is none."""
+    known = cache.__dict__.get("_cpu_cache_shape")
+    if known is not None:
+        return cast("_cpu.CacheShape", known)
+    num_blocks, block_size, width = cache.shape
+    if cache.stride()[1:] != (width, 1) or cache.dtype is not torch.float32:
+        raise ValueError(f"cache must be float32 with contiguous blocks, got {cache.dtype} {tuple(cache.shape)}")
+    shape = _cpu.CacheShape(num_blocks, 1, block_size, width, cache.stride(0), cache.stride(0))
+    cache.__dict__["_cpu_cache_shape"] = shape
+    return shape
+
+
+@kernel(
+    "kvcache.store_latent",
+    name="cpu",
+    needs=cpu(),
+    dtypes=(torch.float32,),
+    traits={"kv_dtype": (torch.float32,)},
+    band=Band.NATIVE,
+)
+def store_latent(latent: torch.Tensor, key: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Copy both parts of each token's row, tokens in order. ValueError for a slot outside the cache."""
+    shape = latent_shape(cache)
+    num_tokens, latent_dim = latent.shape
+    if key.shape != (num_tokens, shape.head_dim - latent_dim) or key.dtype is not torch.float32:
+        raise ValueError(f"latent {tuple(latent.shape)} and {key.dtype} key {tuple(key.shape)} must fill a row")
+    if latent.stride(1) != 1 or key.stride(1) != 1:
+        raise ValueError("the elements of a token of latent and key must be adjacent")
+    _check_slots(slot_mapping, num_tokens)
+    _cpu.store_latent(
+        latent.data_ptr(),
+        latent.stride(0),
+        latent_dim,
+        key.data_ptr(),
+        key.stride(0),
+        num_tokens,
+        cache.data_ptr(),
+        shape,
+        slot_mapping.data_ptr(),
+    )
+
+
+def _check_slots(slot_mapping: torch.Tensor, num_tokens: int) -> None:
+    if slot_mapping.shape != (num_tokens,) or slot_mapping.dtype is not torch.int64 or not slot_mapping.is_contiguous():
+        raise ValueError(f"slot_mapping must be int64 [{num_tokens}], got {slot_mapping.dtype}")
+
+
 @kernel(
     "kvcache.store",
     name="cpu",
@@ -60,8 +108,7 @@ def store_kv(
     k_stride, v_stride = k.stride(), v.stride()
     if k_stride[1:] != (shape.head_dim, 1) or v_stride[1:] != (shape.head_dim, 1):
         raise ValueError("the elements of a token of k and v must be adjacent")
-    if slot_mapping.shape != (num_tokens,) or slot_mapping.dtype is not torch.int64 or not slot_mapping.is_contiguous():
-        raise ValueError(f"slot_mapping must be int64 [{num_tokens}], got {slot_mapping.dtype}")
+    _check_slots(slot_mapping, num_tokens)
     _cpu.store_kv(
         k.data_ptr(),
         k_stride[0],

@@ -21,6 +21,13 @@ def store_kv(
     v_cache[blocks, :, offsets] = v.to(v_cache.dtype)
 
 
+@kernel("kvcache.store_latent", name="reference", needs=anywhere(), dtypes=_FLOATS, band=Band.REFERENCE)
+def store_latent(latent: torch.Tensor, key: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """cache[slot // block_size, slot % block_size] = latent, then key."""
+    row = torch.cat([latent, key], dim=1).to(cache.dtype)
+    cache[slot_mapping // cache.shape[1], slot_mapping % cache.shape[1]] = row
+
+
 @kernel("kvcache.copy_blocks", name="reference", needs=anywhere(), dtypes=_FLOATS, band=Band.REFERENCE)
 def copy_blocks(caches: list[torch.Tensor], pairs: torch.Tensor) -> None:
     """All sources are read before any destination is written."""

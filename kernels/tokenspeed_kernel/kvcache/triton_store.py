@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # mypy: disable-error-code="no-untyped-def"
-"""Writing keys and values to their slots in Triton, one program a token and KV head."""
+"""Writing keys and values, or latents and rotated keys, to their slots in Triton: one program a token (and KV head)."""
 
 from __future__ import annotations
 
@@ -74,4 +74,49 @@ def store_kv(
             num_kv_heads,
             BLOCK=triton.next_power_of_2(head_dim),
             num_warps=1,
+        )
+
+
+@triton.jit
+def store_latent_kernel(
+    latent, key, cache, slot_mapping, stride_latent, stride_key, latent_dim, key_dim, BLOCK: tl.constexpr
+):
+    """Copy both parts of token t to row slot of the cache."""
+    token = tl.program_id(0).to(tl.int64)
+    row = cache + tl.load(slot_mapping + token) * (latent_dim + key_dim)
+    column = tl.arange(0, BLOCK)
+    kind = cache.dtype.element_ty
+    part = tl.load(latent + token * stride_latent + column, mask=column < latent_dim, other=0.0)
+    tl.store(row + column, part.to(kind), mask=column < latent_dim)
+    part = tl.load(key + token * stride_key + column, mask=column < key_dim, other=0.0)
+    tl.store(row + latent_dim + column, part.to(kind), mask=column < key_dim)
+
+
+@kernel(
+    "kvcache.store_latent",
+    name="triton",
+    needs=cuda(8),
+    dtypes=(torch.float32, torch.bfloat16, torch.float16),
+    traits={"kv_dtype": (torch.float32, torch.bfloat16, torch.float16)},
+    band=Band.PORTABLE,
+)
+def store_latent(latent: torch.Tensor, key: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """One launch."""
+    tokens, latent_dim = latent.shape
+    if latent_dim + key.shape[1] != cache.shape[2] or latent.stride(1) != 1 or key.stride(1) != 1:
+        raise ValueError(f"latent [T, L] and key [T, W - L] must fill rows of {cache.shape}, elements adjacent")
+    if not cache.is_contiguous():
+        raise ValueError("the cache must be contiguous")
+    if tokens:
+        store_latent_kernel[(tokens,)](
+            latent,
+            key,
+            cache,
+            slot_mapping,
+            latent.stride(0),
+            key.stride(0),
+            latent_dim,
+            key.shape[1],
+            BLOCK=triton.next_power_of_2(max(latent_dim, key.shape[1])),
+            num_warps=2,
         )

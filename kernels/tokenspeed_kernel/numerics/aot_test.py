@@ -14,8 +14,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tokenspeed_kernel.activation.triton_silu import silu_and_mul_kernel
+from tokenspeed_kernel.attention.triton_mla import latent_kernel
 from tokenspeed_kernel.attention.triton_paged import decode_kernel, merge_kernel, num_splits, prefill_kernel
-from tokenspeed_kernel.kvcache.triton_store import store_kv_kernel
+from tokenspeed_kernel.kvcache.triton_store import store_kv_kernel, store_latent_kernel
 from tokenspeed_kernel.norm.triton_norm import rms_norm_kernel
 from tokenspeed_kernel.rope.triton_rope import rope_kernel
 from tokenspeed_kernel.sampling.triton_penalties import penalties_kernel
@@ -29,6 +30,7 @@ class Build(NamedTuple):
     types: Mapping[str, str]
     constants: Mapping[str, object]
     num_warps: int = 4
+    num_stages: int = 3
 
 
 _TILES = {"GROUP": 4, "BLOCK_SIZE": 16, "HEAD_DIM": 128, "TILE_D": 128, "TILE_N": 64, "PRECISION": "tf32", "WINDOW": 0}
@@ -37,6 +39,12 @@ _PAGED = {
     **dict.fromkeys(("block_tables", "kv_lens"), "*i32"),
     "scale": "fp32",
 }
+_LATENT = {
+    **dict.fromkeys(("q", "cache", "out"), "*bf16"),
+    **dict.fromkeys(("block_tables", "kv_lens", "query_start"), "*i32"),
+    "scale": "fp32",
+}
+_LATENT_TILES = dict(BLOCK_SIZE=64, LATENT=512, KEY=64, TILE_L=512, TILE_K=64, TILE_N=32, PRECISION="tf32")
 _SAMPLE = {
     **dict.fromkeys(("logits", "temperatures", "top_ps", "min_ps"), "*fp32"),
     **dict.fromkeys(("top_ks", "out"), "*i32"),
@@ -67,6 +75,33 @@ BUILDS = {
         {"HEAD_DIM": 128, "TILE_D": 128, "NUM_SPLITS": 8},
     ),
     "prefill": Build(prefill_kernel, {**_PAGED, "query_start": "*i32"}, {**_TILES, "TILE_M": 128}, 8),
+    "latent decode, split": Build(
+        latent_kernel,
+        {**_LATENT, "partial": "*fp32", "stats": "*fp32"},
+        {**_LATENT_TILES, "HEADS": 64, "QUERIES": 1, "NUM_SPLITS": 8},
+        8,
+        2,
+    ),
+    "latent decode of few heads": Build(
+        latent_kernel,
+        {**_LATENT, "partial": "*fp32", "stats": "*fp32"},
+        {**_LATENT_TILES, "HEADS": 16, "QUERIES": 1, "NUM_SPLITS": 16},
+        4,
+        2,
+    ),
+    "latent prefill": Build(
+        latent_kernel,
+        {**_LATENT, "partial": "*bf16", "stats": "*bf16"},
+        {**_LATENT_TILES, "HEADS": 16, "QUERIES": 4, "NUM_SPLITS": 1},
+        8,
+        2,
+    ),
+    "latent merge": Build(
+        merge_kernel,
+        {"partial": "*fp32", "stats": "*fp32", "out": "*bf16"},
+        {"HEAD_DIM": 512, "TILE_D": 512, "NUM_SPLITS": 64},
+        8,
+    ),
     "norm": Build(rms_norm_kernel, _NORM, {"BLOCK": 4096, "ADD": False}, 8),
     "add and norm": Build(rms_norm_kernel, _NORM, {"BLOCK": 4096, "ADD": True}, 8),
     "silu": Build(silu_and_mul_kernel, {"x": "*bf16", "out": "*bf16"}, {"BLOCK": 1024}),
@@ -86,6 +121,12 @@ BUILDS = {
         {"BLOCK": 128},
         1,
     ),
+    "store latent": Build(
+        store_latent_kernel,
+        {**dict.fromkeys(("latent", "key", "cache"), "*bf16"), "slot_mapping": "*i64"},
+        {"BLOCK": 512},
+        2,
+    ),
     "penalties": Build(penalties_kernel, _PENALTIES, {"BLOCK": 1024}),
     "sample": Build(sample_kernel, _SAMPLE, {"BLOCK": 1024}, 8),
 }
@@ -100,7 +141,7 @@ def compile_for(name: str, capability: int) -> Any:
     }
     source = ASTSource(build.kernel, types, dict(build.constants))
     return triton.compile(
-        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": build.num_warps, "num_stages": 3}
+        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": build.num_warps, "num_stages": build.num_stages}
     )
 
 

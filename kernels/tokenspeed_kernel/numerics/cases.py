@@ -143,6 +143,30 @@ def _attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
             yield Case("attention.paged", name, dtype, (queries, *caches, meta, head_dim**-0.5, window), traits=traits)
 
 
+def _latent_attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for label, rows in _ATTENTION_ROWS.items():
+        for heads, latent_dim, key_dim, block_size in ((3, 32, 16, 16), (16, 64, 32, 32), (20, 48, 16, 64)):
+            meta, num_blocks = paged_metadata(generator, rows, block_size)
+            width = latent_dim + key_dim
+            q = normal(generator, int(meta.query_start[-1]), heads, width, dtype=dtype, std=2.0)
+            cache = normal(generator, num_blocks, block_size, width, dtype=dtype)
+            cache[0] = float("nan")  # the block nobody owns
+            traits = {"latent_dim": latent_dim, "key_dim": key_dim, "block_size": block_size, "kv_dtype": dtype}
+            name = f"{label}, {heads} heads over {latent_dim} + {key_dim}"
+            queries = strided_tokens(q) if heads == 3 else q
+            yield Case("attention.mla", name, dtype, (queries, cache, meta, width**-0.5, latent_dim), traits=traits)
+
+
+def _linear_heads(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for tokens, heads, columns, rows in ((1, 2, 64, 32), (7, 5, 96, 48), (3, 3, 40, 16)):
+        x = normal(generator, tokens, heads, columns + 16, dtype=dtype)[..., :columns]
+        out = normal(generator, tokens, heads, rows + 8, dtype=dtype)[..., 8:]
+        weight = normal(generator, heads * rows, columns, dtype=dtype, std=columns**-0.5)
+        label = f"{tokens} tokens, {heads} heads, [{rows}, {columns}]"
+        traits = {"rows_per_head": rows}
+        yield Case("gemm.heads", label, dtype, (x, weight, out), mutated=(2,), traits=traits)
+
+
 def _linear(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
     for tokens, columns, rows, biased in ((1, 64, 33, False), (5, 96, 48, True), (17, 256, 65, False)):
         x = normal(generator, tokens, columns, dtype=dtype)
@@ -224,6 +248,17 @@ def _store_kv(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
         traits = {"head_dim": head_dim, "block_size": block_size, "kv_dtype": dtype}
         label = f"{tokens} tokens, {kv_heads} heads of {head_dim}"
         yield Case("kvcache.store", label, dtype, (k, v, *caches, slots), mutated=(2, 3), traits=traits)
+
+
+def _store_latent(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for tokens, latent_dim, key_dim, block_size in ((1, 32, 16, 16), (7, 512, 64, 32), (5, 40, 8, 8)):
+        cache = normal(generator, 4, block_size, latent_dim + key_dim, dtype=dtype)
+        latent = normal(generator, tokens, latent_dim, dtype=dtype)
+        key = normal(generator, tokens, key_dim + 8, dtype=dtype)[:, 8:]
+        slots = torch.randperm(4 * block_size, generator=generator)[:tokens]
+        label = f"{tokens} tokens of {latent_dim} + {key_dim}"
+        args = (latent, key, cache, slots)
+        yield Case("kvcache.store_latent", label, dtype, args, mutated=(2,), traits={"kv_dtype": dtype})
 
 
 def _copy_blocks(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
@@ -343,6 +378,8 @@ def _experts(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
 
 _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "attention.paged": _attention,
+    "attention.mla": _latent_attention,
+    "gemm.heads": _linear_heads,
     "gemm.linear": _linear,
     "gemm.embedding": _embedding,
     "norm.rms": _rms_norm,
@@ -351,6 +388,7 @@ _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "rope.neox": _rope_of("rope.neox"),
     "rope.gptj": _rope_of("rope.gptj"),
     "kvcache.store": _store_kv,
+    "kvcache.store_latent": _store_latent,
     "kvcache.copy_blocks": _copy_blocks,
     "moe.route": _route,
     "moe.experts": _experts,

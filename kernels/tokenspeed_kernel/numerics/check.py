@@ -23,8 +23,8 @@ from tokenspeed_kernel.numerics.tolerances import distance, tolerance
 from tokenspeed_kernel.quant.packed import PackedWeight, weight_traits
 from tokenspeed_kernel.registry import KernelSpec, solutions
 
-_WEIGHT_OPS = ("gemm.linear", "gemm.embedding")
 _EXPERTS_OP = "moe.experts"
+_WEIGHT_OPS = ("gemm.linear", "gemm.embedding", "gemm.heads")
 
 
 class Result(NamedTuple):

@@ -14,8 +14,14 @@ ATTENTION_PAGED = declare_op(
     ("head_dim", "group_size", "block_size", "windowed", "kv_dtype"),
     "causal attention over paged keys and values, decode and prefill rows mixed",
 )
+ATTENTION_MLA = declare_op(
+    "attention.mla",
+    ("latent_dim", "key_dim", "block_size", "kv_dtype"),
+    "multi-head latent attention, absorbed, over a paged latent cache, decode and prefill rows mixed",
+)
 GEMM_LINEAR = declare_op("gemm.linear", _WEIGHT, "x @ weight.T + bias, dense or packed weight")
 GEMM_EMBEDDING = declare_op("gemm.embedding", _WEIGHT, "rows of a dense or packed table")
+GEMM_HEADS = declare_op("gemm.heads", (*_WEIGHT, "rows_per_head"), "a product of its own for every head")
 QUANT_PREPARE = declare_op("quant.prepare", ("weight_format",), "re-pack a weight once for the device that uses it")
 NORM_RMS = declare_op("norm.rms", _NORM, "root-mean-square normalisation")
 NORM_ADD_RMS = declare_op("norm.add_rms", _NORM, "residual addition fused with root-mean-square normalisation")
@@ -23,6 +29,7 @@ ACTIVATION_SILU_AND_MUL = declare_op("activation.silu_and_mul", (), "silu(gate) 
 ROPE_NEOX = declare_op("rope.neox", ("head_dim", "rot_dim"), "rotary embedding in place, half-split pairs")
 ROPE_GPTJ = declare_op("rope.gptj", ("head_dim", "rot_dim"), "rotary embedding in place, neighbours as pairs")
 KVCACHE_STORE = declare_op("kvcache.store", ("head_dim", "block_size", "kv_dtype"), "write keys and values to slots")
+KVCACHE_STORE_LATENT = declare_op("kvcache.store_latent", ("kv_dtype",), "write latents and rotated keys to slots")
 KVCACHE_COPY_BLOCKS = declare_op("kvcache.copy_blocks", (), "copy whole blocks within caches")
 SAMPLING_PENALTIES = declare_op("sampling.penalties", (), "repetition, frequency and presence penalties in place")
 SAMPLING_SAMPLE = declare_op("sampling.sample", (), "temperature, top-k, top-p, min-p, seeded Gumbel-max")

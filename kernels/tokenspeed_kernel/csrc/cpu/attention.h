@@ -43,18 +43,18 @@ struct AttentionScratch {
   const float* value_at[kTileKeys];
 };
 
-TS_INLINE SoftmaxState CarveState(float** next, int64_t rows, int64_t head_dim) {
+TS_INLINE SoftmaxState CarveState(float** next, int64_t rows, int64_t value_dim) {
   SoftmaxState state = StateAt(*next, rows);
-  *next += StateFloats(rows, head_dim);
+  *next += StateFloats(rows, value_dim);
   return state;
 }
 
-TS_INLINE void ClearState(const SoftmaxState& state, int64_t rows, int64_t head_dim) {
+TS_INLINE void ClearState(const SoftmaxState& state, int64_t rows, int64_t value_dim) {
   for (int64_t r = 0; r < rows; ++r) {
     state.max[r] = kNegInf;
     state.sum[r] = 0.0f;
   }
-  for (int64_t i = 0; i < rows * head_dim; i += kLanes) Store(state.out + i, Zero());
+  for (int64_t i = 0; i < rows * value_dim; i += kLanes) Store(state.out + i, Zero());
 }
 
 #if defined(__AVX512F__)
@@ -130,7 +130,7 @@ TS_INLINE void TransposeStore(const float* const* rows, int64_t column, float* o
 TS_INLINE void Locate(const AttentionArgs& args, const AttentionItem& item, int64_t first,
                       int64_t count, AttentionScratch& scratch) {
   const int32_t* const table = args.block_tables + item.row * args.table_stride;
-  const int64_t head_at = item.kv_head * args.block_size * args.head_dim;
+  const int64_t head_at = item.kv_head * args.kv_head_stride;
   int64_t block = first / args.block_size;
   int64_t offset = first % args.block_size;
   for (int64_t i = 0; i < count; ++i) {
@@ -161,14 +161,13 @@ TS_INLINE void PrefetchShare(const AttentionArgs& args, const Upcoming& next, in
   for (int64_t position = begin; position < end; ++position) {
     const int32_t block =
         args.block_tables[next.item->row * args.table_stride + position / args.block_size];
-    const int64_t at =
-        (next.item->kv_head * args.block_size + position % args.block_size) * args.head_dim;
+    const int64_t at = next.item->kv_head * args.kv_head_stride +
+                       position % args.block_size * args.head_dim;
     const float* const key = args.k_cache + block * args.k_block_stride + at;
+    for (int64_t column = 0; column < args.head_dim; column += kLanes) Prefetch(key + column);
+    if (args.v_cache == args.k_cache) continue;
     const float* const value = args.v_cache + block * args.v_block_stride + at;
-    for (int64_t column = 0; column < args.head_dim; column += kLanes) {
-      Prefetch(key + column);
-      Prefetch(value + column);
-    }
+    for (int64_t column = 0; column < args.value_dim; column += kLanes) Prefetch(value + column);
   }
 }
 
@@ -232,7 +231,7 @@ TS_INLINE void Scores(const AttentionScratch& scratch, int64_t rows, int64_t num
 // Turns a row's scores into weights; positions outside [low, high) of the tile weigh nothing.
 // Updates the row's maximum and sum and rescales its output.
 TS_INLINE void SoftmaxRow(float* scores, int64_t num_panels, int64_t low, int64_t high,
-                          const SoftmaxState& state, int64_t row, int64_t head_dim) {
+                          const SoftmaxState& state, int64_t row, int64_t value_dim) {
   Vec score[kKeyPanels];
   Vec largest = Broadcast(kNegInf);
   const Vec below = Broadcast(static_cast<float>(low) - 0.5f);
@@ -261,20 +260,20 @@ TS_INLINE void SoftmaxRow(float* scores, int64_t num_panels, int64_t low, int64_
   state.sum[row] = state.sum[row] * factor + ReduceAdd(sum);
   state.max[row] = new_max;
   if (factor != 1.0f) {
-    float* const out = state.out + row * head_dim;
-    for (int64_t i = 0; i < head_dim; i += kLanes) Store(out + i, Mul(Load(out + i), decay));
+    float* const out = state.out + row * value_dim;
+    for (int64_t i = 0; i < value_dim; i += kLanes) Store(out + i, Mul(Load(out + i), decay));
   }
 }
 
 template <int kRows, int kVecs>
 __attribute__((noinline)) void ValueTile(const float* weights, const float* const* value_at,
                                          int64_t count, int64_t column, float* out,
-                                         int64_t head_dim) {
+                                         int64_t value_dim) {
   Vec acc[kRows][kVecs];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int c = 0; c < kVecs; ++c) acc[r][c] = Load(out + r * head_dim + c * kLanes);
+    for (int c = 0; c < kVecs; ++c) acc[r][c] = Load(out + r * value_dim + c * kLanes);
   }
   for (int64_t j = 0; j < count; ++j) {
     const float* const value = value_at[j] + column;
@@ -291,42 +290,42 @@ __attribute__((noinline)) void ValueTile(const float* weights, const float* cons
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int c = 0; c < kVecs; ++c) Store(out + r * head_dim + c * kLanes, acc[r][c]);
+    for (int c = 0; c < kVecs; ++c) Store(out + r * value_dim + c * kLanes, acc[r][c]);
   }
 }
 
 template <int kMost, int kVecs>
 TS_INLINE void ValueRows(int64_t rows, const float* weights, const float* const* value_at,
-                         int64_t count, int64_t column, float* out, int64_t head_dim) {
+                         int64_t count, int64_t column, float* out, int64_t value_dim) {
   if constexpr (kMost > 1) {
     if (rows < kMost) {
-      return ValueRows<kMost - 1, kVecs>(rows, weights, value_at, count, column, out, head_dim);
+      return ValueRows<kMost - 1, kVecs>(rows, weights, value_at, count, column, out, value_dim);
     }
   }
-  ValueTile<kMost, kVecs>(weights, value_at, count, column, out, head_dim);
+  ValueTile<kMost, kVecs>(weights, value_at, count, column, out, value_dim);
 }
 
 TS_INLINE void AddValues(const AttentionScratch& scratch, int64_t rows, int64_t count,
-                         int64_t head_dim) {
+                         int64_t value_dim) {
   constexpr int kVecs = kScorePanels;
   for (int64_t row = 0; row < rows; row += kScoreRows) {
     const float* const weights = scratch.scores + row * kTileKeys;
-    float* const out = scratch.tile.out + row * head_dim;
+    float* const out = scratch.tile.out + row * value_dim;
     int64_t column = 0;
-    for (; column + kVecs * kLanes <= head_dim; column += kVecs * kLanes) {
+    for (; column + kVecs * kLanes <= value_dim; column += kVecs * kLanes) {
       ValueRows<kScoreRows, kVecs>(rows - row, weights, scratch.value_at, count, column,
-                                   out + column, head_dim);
+                                   out + column, value_dim);
     }
-    for (; column < head_dim; column += kLanes) {
+    for (; column < value_dim; column += kLanes) {
       ValueRows<kScoreRows, 1>(rows - row, weights, scratch.value_at, count, column, out + column,
-                               head_dim);
+                               value_dim);
     }
   }
 }
 
 // total = total followed by part, for every row that part saw a key for.
 TS_INLINE void Fold(const SoftmaxState& part, const SoftmaxState& total, int64_t rows,
-                    int64_t head_dim) {
+                    int64_t value_dim) {
   for (int64_t row = 0; row < rows; ++row) {
     if (part.max[row] == kNegInf) continue;
     const float largest = part.max[row] > total.max[row] ? part.max[row] : total.max[row];
@@ -334,9 +333,9 @@ TS_INLINE void Fold(const SoftmaxState& part, const SoftmaxState& total, int64_t
     const Vec take = Exp(Broadcast(part.max[row] - largest));
     total.sum[row] = total.sum[row] * keep.r[0][0] + part.sum[row] * take.r[0][0];
     total.max[row] = largest;
-    float* const out = total.out + row * head_dim;
-    const float* const add = part.out + row * head_dim;
-    for (int64_t i = 0; i < head_dim; i += kLanes) {
+    float* const out = total.out + row * value_dim;
+    const float* const add = part.out + row * value_dim;
+    for (int64_t i = 0; i < value_dim; i += kLanes) {
       Store(out + i, Fma(Load(add + i), take, Mul(Load(out + i), keep)));
     }
   }
@@ -394,9 +393,9 @@ TS_INLINE void WalkTile(const AttentionArgs& args, const AttentionItem& item,
     if (low < 0) low = 0;
     if (high > count) high = count;
     SoftmaxRow(scratch.scores + row * kTileKeys, num_panels, low, high, scratch.tile, row,
-               args.head_dim);
+               args.value_dim);
   }
-  AddValues(scratch, rows, count, args.head_dim);
+  AddValues(scratch, rows, count, args.value_dim);
 }
 
 TS_INLINE void Finish(const AttentionArgs& args, const AttentionItem& item,
@@ -408,10 +407,10 @@ TS_INLINE void Finish(const AttentionArgs& args, const AttentionItem& item,
       const int64_t row = query * group + head;
       float* const out =
           args.out +
-          ((token + query) * args.num_heads + item.kv_head * group + head) * args.head_dim;
+          ((token + query) * args.num_heads + item.kv_head * group + head) * args.value_dim;
       const Vec inverse = Broadcast(1.0f / state.sum[row]);
-      for (int64_t i = 0; i < args.head_dim; i += kLanes) {
-        Store(out + i, Mul(Load(state.out + row * args.head_dim + i), inverse));
+      for (int64_t i = 0; i < args.value_dim; i += kLanes) {
+        Store(out + i, Mul(Load(state.out + row * args.value_dim + i), inverse));
       }
     }
   }
@@ -439,8 +438,8 @@ TS_INLINE Upcoming After(const AttentionArgs& args, const AttentionItem& item,
 void AttendItem(const AttentionArgs& args, const AttentionItem& item,
                 const AttentionItem* next_item) {
   const int64_t rows = item.num_queries * (args.num_heads / args.num_kv_heads);
-  const int64_t head_dim = args.head_dim;
-  const int64_t state_floats = StateFloats(rows, head_dim);
+  const int64_t head_dim = args.head_dim, value_dim = args.value_dim;
+  const int64_t state_floats = StateFloats(rows, value_dim);
   const int64_t key_floats = kTileKeys * head_dim;
   const int64_t floats = key_floats + rows * (head_dim + kTileKeys) + 2 * state_floats;
   auto* next = static_cast<float*>(Scratch(ScratchSlot::kAttention, floats * sizeof(float)));
@@ -449,15 +448,15 @@ void AttendItem(const AttentionArgs& args, const AttentionItem& item,
   scratch.q = scratch.keys + key_floats;
   scratch.scores = scratch.q + rows * head_dim;
   next = scratch.scores + rows * kTileKeys;
-  scratch.tile = CarveState(&next, rows, head_dim);
-  scratch.total = CarveState(&next, rows, head_dim);
+  scratch.tile = CarveState(&next, rows, value_dim);
+  scratch.total = CarveState(&next, rows, value_dim);
   if (item.partial != nullptr) scratch.tile = StateAt(item.partial, rows);
 
   const ItemRange range = RangeOf(args, item);
   LoadQueries(args, item, scratch);
-  ClearState(scratch.total, rows, head_dim);
+  ClearState(scratch.total, rows, value_dim);
   for (int32_t split = item.first_split; split < item.first_split + item.num_splits; ++split) {
-    ClearState(scratch.tile, rows, head_dim);
+    ClearState(scratch.tile, rows, value_dim);
     const int64_t split_begin = split * kSplitTokens;
     const int64_t first_tile = split_begin > range.first_tile ? split_begin : range.first_tile;
     const int64_t split_end =
@@ -465,7 +464,7 @@ void AttendItem(const AttentionArgs& args, const AttentionItem& item,
     for (int64_t tile = first_tile; tile < split_end; tile += kTileKeys) {
       WalkTile(args, item, range, tile, After(args, item, range, tile, next_item), scratch);
     }
-    if (item.partial == nullptr) Fold(scratch.tile, scratch.total, rows, head_dim);
+    if (item.partial == nullptr) Fold(scratch.tile, scratch.total, rows, value_dim);
   }
   if (item.partial == nullptr) Finish(args, item, scratch.total);
 }
@@ -473,13 +472,13 @@ void AttendItem(const AttentionArgs& args, const AttentionItem& item,
 // Folds the partial states that item.partial starts, one a split, and writes the item's output.
 void CombineItem(const AttentionArgs& args, const AttentionItem& item, int64_t num_partials) {
   const int64_t rows = item.num_queries * (args.num_heads / args.num_kv_heads);
-  const int64_t state_floats = StateFloats(rows, args.head_dim);
+  const int64_t state_floats = StateFloats(rows, args.value_dim);
   auto* const memory = static_cast<float*>(
       Scratch(ScratchSlot::kAttention, static_cast<size_t>(state_floats) * sizeof(float)));
   const SoftmaxState total = StateAt(memory, rows);
-  ClearState(total, rows, args.head_dim);
+  ClearState(total, rows, args.value_dim);
   for (int64_t i = 0; i < num_partials; ++i) {
-    Fold(StateAt(item.partial + i * state_floats, rows), total, rows, args.head_dim);
+    Fold(StateAt(item.partial + i * state_floats, rows), total, rows, args.value_dim);
   }
   Finish(args, item, total);
 }

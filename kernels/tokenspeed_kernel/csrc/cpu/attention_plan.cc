@@ -61,7 +61,7 @@ PlanSize Measure(const AttentionArgs& args) {
     if (cut.IsSplit()) {
       size.combinations += args.num_kv_heads;
       size.partial_floats +=
-          args.num_kv_heads * cut.num_splits * StateFloats(cut.query_len * group, args.head_dim);
+          args.num_kv_heads * cut.num_splits * StateFloats(cut.query_len * group, args.value_dim);
     }
   }
   return size;
@@ -69,7 +69,7 @@ PlanSize Measure(const AttentionArgs& args) {
 
 void AddSplits(Plan& plan, const RowCut& cut, AttentionItem item) {
   const int64_t rows = cut.query_len * (plan.args->num_heads / plan.args->num_kv_heads);
-  const int64_t floats = StateFloats(rows, plan.args->head_dim);
+  const int64_t floats = StateFloats(rows, plan.args->value_dim);
   item.num_queries = static_cast<int32_t>(cut.query_len);
   item.partial = plan.partials;
   plan.combinations[plan.num_combinations++] = {item, cut.num_splits};
@@ -115,6 +115,12 @@ void RunCombinations(void* context, int64_t begin, int64_t end) {
 }
 
 }  // namespace
+
+int64_t LatentGroup(int64_t num_heads) {
+  int64_t group = std::min(num_heads, kItemRows / 3);
+  while (num_heads % group != 0) --group;
+  return group;
+}
 
 void PagedAttention(const KernelTable& table, const AttentionArgs& args) {
   const PlanSize size = Measure(args);

@@ -23,16 +23,20 @@ constexpr int64_t kItemRows = 48;
 struct SoftmaxState {
   float* max;  // [rows]
   float* sum;  // [rows]
-  float* out;  // [rows, head_dim]
+  float* out;  // [rows, value_dim]
 };
 
 constexpr int64_t PaddedRows(int64_t rows) { return (rows + 15) / 16 * 16; }
-constexpr int64_t StateFloats(int64_t rows, int64_t head_dim) {
-  return 2 * PaddedRows(rows) + rows * head_dim;
+constexpr int64_t StateFloats(int64_t rows, int64_t value_dim) {
+  return 2 * PaddedRows(rows) + rows * value_dim;
 }
 inline __attribute__((always_inline)) SoftmaxState StateAt(float* memory, int64_t rows) {
   return {memory, memory + PaddedRows(rows), memory + 2 * PaddedRows(rows)};
 }
+
+// How many query heads that share one KV head go through it together: a divisor of num_heads, such
+// that the groups give threads enough items.
+int64_t LatentGroup(int64_t num_heads);
 
 // Attention over all rows on the process's pool, with the kernels of `table`.
 void PagedAttention(const KernelTable& table, const AttentionArgs& args);

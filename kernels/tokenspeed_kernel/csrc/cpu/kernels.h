@@ -80,20 +80,34 @@ struct StoreKvArgs {
   int64_t num_tokens, num_kv_heads, block_size, head_dim;
 };
 
+// One row a token: its latent, then its rotated key.
+struct StoreLatentArgs {
+  const float* latent;  // [num_tokens, latent_dim]
+  const float* key;     // [num_tokens, key_dim]
+  int64_t latent_stride, key_stride;
+  float* cache;  // [num_blocks, block_size, latent_dim + key_dim]
+  int64_t block_stride;
+  const int64_t* slot_mapping;
+  int64_t num_tokens, block_size, latent_dim, key_dim;
+};
+
+// Vectors of one KV head lie head_dim apart in both caches; a value is the first value_dim elements
+// of its vector. With kv_head_stride 0, all KV heads are the same one, read by groups of query
+// heads.
 struct AttentionArgs {
   const float* q;  // [num_tokens, num_heads, head_dim]
   int64_t q_stride;
   const float* k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
   const float* v_cache;
-  int64_t k_block_stride, v_block_stride;
+  int64_t k_block_stride, v_block_stride, kv_head_stride;
   const int32_t* block_tables;  // [num_rows, table_stride]
   int64_t table_stride;
   const int32_t* query_start;  // [num_rows + 1]
   const int32_t* kv_lens;      // [num_rows]
-  int64_t num_rows, num_heads, num_kv_heads, block_size, head_dim;
+  int64_t num_rows, num_heads, num_kv_heads, block_size, head_dim, value_dim;
   float scale;
   int64_t window;  // 0: all positions
-  float* out;      // [num_tokens, num_heads, head_dim], contiguous
+  float* out;      // [num_tokens, num_heads, value_dim], contiguous
 };
 
 // One unit of attention: some consecutive queries of one row, one KV head, all or one split of the

@@ -15,6 +15,9 @@ namespace tokenspeed::cpu {
 // Each token's keys and values to its slot = block * block_size + offset.
 void StoreKv(const StoreKvArgs& args);
 
+// Each token's latent and rotated key, side by side, to its slot.
+void StoreLatent(const StoreLatentArgs& args);
+
 // pairs: (source, destination) block numbers; no block is both.
 void CopyBlocks(uint8_t* cache, int64_t block_bytes, const int32_t* pairs, int64_t num_pairs);
 

@@ -179,6 +179,7 @@ void AttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64_t num
                            .v_cache = At<const float>(v_cache),
                            .k_block_stride = shape.k_block_stride,
                            .v_block_stride = shape.v_block_stride,
+                           .kv_head_stride = shape.block_size * shape.head_dim,
                            .block_tables = At<const int32_t>(block_tables),
                            .table_stride = table_stride,
                            .query_start = At<const int32_t>(query_start),
@@ -188,6 +189,7 @@ void AttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64_t num
                            .num_kv_heads = shape.num_kv_heads,
                            .block_size = shape.block_size,
                            .head_dim = shape.head_dim,
+                           .value_dim = shape.head_dim,
                            .scale = scale,
                            .window = window,
                            .out = At<float>(out)};
@@ -276,6 +278,77 @@ void ExpertsEntry(const ExpertLayer& layer, Address x, int64_t x_stride, Address
                          .gate_up_rows = At<float>(gate_up_rows),
                          .hidden_rows = At<float>(hidden_rows),
                          .out = At<float>(out)});
+}
+
+// shape: one KV head of head_dim = latent and rotated key; both strides are the blocks'.
+void LatentAttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64_t num_heads,
+                          Address cache, const CacheShape& shape, Address block_tables,
+                          int64_t table_stride, int64_t table_columns, Address query_start,
+                          Address kv_lens, int64_t num_rows, float scale, int64_t latent_dim,
+                          Address out) {
+  const AttentionArgs args{.q = At<const float>(q),
+                           .q_stride = q_stride,
+                           .k_cache = At<const float>(cache),
+                           .v_cache = At<const float>(cache),
+                           .k_block_stride = shape.k_block_stride,
+                           .v_block_stride = shape.k_block_stride,
+                           .kv_head_stride = 0,
+                           .block_tables = At<const int32_t>(block_tables),
+                           .table_stride = table_stride,
+                           .query_start = At<const int32_t>(query_start),
+                           .kv_lens = At<const int32_t>(kv_lens),
+                           .num_rows = num_rows,
+                           .num_heads = num_heads,
+                           .num_kv_heads = num_heads / LatentGroup(num_heads),
+                           .block_size = shape.block_size,
+                           .head_dim = shape.head_dim,
+                           .value_dim = latent_dim,
+                           .scale = scale,
+                           .window = 0,
+                           .out = At<float>(out)};
+  CheckRows(args, num_tokens, table_columns, shape.num_blocks);
+  PagedAttention(Kernels(), args);
+}
+
+void StoreLatentEntry(Address latent, int64_t latent_stride, int64_t latent_dim, Address key,
+                      int64_t key_stride, int64_t num_tokens, Address cache,
+                      const CacheShape& shape, Address slot_mapping) {
+  CheckBelow(At<const int64_t>(slot_mapping), num_tokens, shape.num_blocks * shape.block_size,
+             "slot_mapping");
+  StoreLatent({.latent = At<const float>(latent),
+               .key = At<const float>(key),
+               .latent_stride = latent_stride,
+               .key_stride = key_stride,
+               .cache = At<float>(cache),
+               .block_stride = shape.k_block_stride,
+               .slot_mapping = At<const int64_t>(slot_mapping),
+               .num_tokens = num_tokens,
+               .block_size = shape.block_size,
+               .latent_dim = latent_dim,
+               .key_dim = shape.head_dim - latent_dim});
+}
+
+// weight: num_heads matrices [n, k] on top of each other, n a multiple of a panel's rows.
+void HeadsLinearEntry(Address x, int64_t x_stride, int64_t x_head_stride, Address weight,
+                      int format, int64_t num_tokens, int64_t num_heads, int64_t n, int64_t k,
+                      Address out, int64_t out_stride, int64_t out_head_stride) {
+  const auto code = static_cast<WeightFormat>(format);
+  const int64_t weight_bytes = PackedBytes(code, n, k);
+  std::vector<LinearArgs> heads(num_heads);
+  std::vector<int64_t> task_ends(num_heads);
+  for (int64_t head = 0; head < num_heads; ++head) {
+    heads[head] = {.x = At<const float>(x) + head * x_head_stride,
+                   .x_stride = x_stride,
+                   .weight = At<const uint8_t>(weight) + head * weight_bytes,
+                   .format = code,
+                   .num_tokens = num_tokens,
+                   .n = n,
+                   .k = k,
+                   .bias = nullptr,
+                   .out = At<float>(out) + head * out_head_stride,
+                   .out_stride = out_stride};
+  }
+  Kernels().grouped_linear({heads.data(), num_heads, task_ends.data()});
 }
 
 void CopyBlocksEntry(Address cache, int64_t num_blocks, int64_t block_bytes, Address pairs,
@@ -399,6 +472,9 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("attention", &AttentionEntry, NoGil());
   m.def("route", &RouteEntry, NoGil());
   m.def("experts", &ExpertsEntry, NoGil());
+  m.def("latent_attention", &LatentAttentionEntry, NoGil());
+  m.def("store_latent", &StoreLatentEntry, NoGil());
+  m.def("heads_linear", &HeadsLinearEntry, NoGil());
   m.def("copy_blocks", &CopyBlocksEntry, NoGil());
   m.def("penalties", &PenaltiesEntry, NoGil());
   m.def("sample", &SampleEntry, NoGil());
