@@ -80,9 +80,9 @@ def latent_attention(
     softmax and sums in float32. Rows with no query produce nothing.
     """
     _, block_size, width = cache.shape
-    return solve(
-        ops.ATTENTION_MLA, q.device.type, q.dtype, latent_dim, width - latent_dim, block_size, cache.dtype
-    )(q, cache, meta, scale, latent_dim)
+    return solve(ops.ATTENTION_MLA, q.device.type, q.dtype, latent_dim, width - latent_dim, block_size, cache.dtype)(
+        q, cache, meta, scale, latent_dim
+    )
 
 
 def copy_blocks(caches: list[torch.Tensor], pairs: torch.Tensor) -> None:

@@ -150,7 +150,7 @@ def latent_attention(
         raise ValueError(f"q [T, Hq, W] and a cache [blocks, size, W] of one dtype expected, got {q.shape}, {q.dtype}")
     if q.stride(2) != 1 or not cache.is_contiguous() or meta.block_tables.stride(1) != 1:
         raise ValueError("heads of q and rows of block_tables must have adjacent elements, the cache be contiguous")
-    tokens, num_heads, width = q.shape
+    tokens, num_heads, _ = q.shape
     out = torch.empty(tokens, num_heads, latent_dim, dtype=q.dtype, device=q.device)
     decodes, rows = meta.num_decode_rows, meta.kv_lens.shape[0]
     half = q.element_size() == 2

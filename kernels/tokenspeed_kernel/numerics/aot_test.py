@@ -44,7 +44,15 @@ _LATENT = {
     **dict.fromkeys(("block_tables", "kv_lens", "query_start"), "*i32"),
     "scale": "fp32",
 }
-_LATENT_TILES = dict(BLOCK_SIZE=64, LATENT=512, KEY=64, TILE_L=512, TILE_K=64, TILE_N=32, PRECISION="tf32")
+_LATENT_TILES = {
+    "BLOCK_SIZE": 64,
+    "LATENT": 512,
+    "KEY": 64,
+    "TILE_L": 512,
+    "TILE_K": 64,
+    "TILE_N": 32,
+    "PRECISION": "tf32",
+}
 _SAMPLE = {
     **dict.fromkeys(("logits", "temperatures", "top_ps", "min_ps"), "*fp32"),
     **dict.fromkeys(("top_ks", "out"), "*i32"),
@@ -141,7 +149,9 @@ def compile_for(name: str, capability: int) -> Any:
     }
     source = ASTSource(build.kernel, types, dict(build.constants))
     return triton.compile(
-        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": build.num_warps, "num_stages": build.num_stages}
+        source,
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": build.num_warps, "num_stages": build.num_stages},
     )
 
 

@@ -161,8 +161,8 @@ TS_INLINE void PrefetchShare(const AttentionArgs& args, const Upcoming& next, in
   for (int64_t position = begin; position < end; ++position) {
     const int32_t block =
         args.block_tables[next.item->row * args.table_stride + position / args.block_size];
-    const int64_t at = next.item->kv_head * args.kv_head_stride +
-                       position % args.block_size * args.head_dim;
+    const int64_t at =
+        next.item->kv_head * args.kv_head_stride + position % args.block_size * args.head_dim;
     const float* const key = args.k_cache + block * args.k_block_stride + at;
     for (int64_t column = 0; column < args.head_dim; column += kLanes) Prefetch(key + column);
     if (args.v_cache == args.k_cache) continue;

@@ -39,8 +39,8 @@ void StoreLatent(const StoreLatentArgs& args) {
   const int64_t width = args.latent_dim + args.key_dim;
   for (int64_t token = 0; token < args.num_tokens; ++token) {
     const int64_t slot = args.slot_mapping[token];
-    float* const row = args.cache + slot / args.block_size * args.block_stride +
-                       slot % args.block_size * width;
+    float* const row =
+        args.cache + slot / args.block_size * args.block_stride + slot % args.block_size * width;
     std::memcpy(row, args.latent + token * args.latent_stride,
                 static_cast<size_t>(args.latent_dim) * sizeof(float));
     std::memcpy(row + args.latent_dim, args.key + token * args.key_stride,
