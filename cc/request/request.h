@@ -63,6 +63,7 @@ struct Request {
   int32_t samples_in_flight = 0;
   int64_t transfer = -1;        // the one in flight for it
   StepId last_step;             // newest step with a row of it
+  int64_t prompts_seen = 0;     // prompt tokens of all that were planned by its newest decode step
   int64_t passed_by = 0;        // times a later request was admitted before it, by longer prefix
   bool is_new_in_slot = false;  // has a slot, and had no row in it yet
   bool is_delayed = false;      // could have decoded in the newest step and had no row

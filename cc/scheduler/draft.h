@@ -18,8 +18,10 @@ struct Scheduler::Draft {
   std::vector<Row> rows;
   std::vector<PathPin> copy_sources;
   std::vector<SidePin> side_sources;
-  int32_t num_tokens = 0;      // of all rows
-  int32_t prefill_budget = 0;  // tokens that prefill rows may still take
+  int32_t num_tokens = 0;            // of all rows
+  int32_t prefill_budget = 0;        // tokens that prefill rows may still take
+  bool has_running = false;          // somebody decodes in this step or waits for a later one
+  int64_t prompts_since_decode = 0;  // prompt tokens since the step that one of them had last
 };
 
 }  // namespace tokenspeed

@@ -37,6 +37,11 @@ void Scheduler::PlanDecodes(Draft& draft) {
   // By index: a retraction takes requests off the end of the list, never the ones already planned.
   for (size_t i = 0; i < decoding_.size(); ++i) {
     Request& request = *decoding_[i];
+    if (WillDecode(request)) {
+      draft.has_running = true;
+      draft.prompts_since_decode =
+          std::max(draft.prompts_since_decode, num_prompt_tokens_ - request.prompts_seen);
+    }
     if (!IsReadyToDecode(request)) continue;
     const int32_t left = request.stop.max_new_tokens - request.num_output_ahead();
     const int32_t query_len = std::min(config_.verify_width, left);
@@ -48,9 +53,12 @@ void Scheduler::PlanDecodes(Draft& draft) {
   }
 }
 
+bool Scheduler::WillDecode(const Request& request) const {
+  return config_.role != Role::kPrefill && request.num_output_ahead() < request.stop.max_new_tokens;
+}
+
 bool Scheduler::IsReadyToDecode(const Request& request) const {
-  if (config_.role == Role::kPrefill) return false;
-  if (request.num_output_ahead() >= request.stop.max_new_tokens) return false;
+  if (!WillDecode(request)) return false;
   // How many of the drafted tokens a row keeps is known only when it settles; the next row starts
   // there.
   if (config_.verify_width > 1 && request.rows_in_flight > 0) return false;
@@ -71,7 +79,11 @@ bool Scheduler::EnsureRoom(Request& request, int32_t num_tokens) {
 
 int32_t Scheduler::PrefillBudget(const Draft& draft) const {
   const int32_t left = config_.max_batched_tokens - draft.num_tokens;
-  return draft.rows.empty() ? left : std::min(left, config_.max_decode_gap_tokens);
+  if (!draft.has_running) return left;
+  // Only what settles can let them decode again; with nothing in flight prompts need not wait.
+  if (draft.rows.empty() && tickets_.empty() && !BlocksWillReturn()) return left;
+  const int64_t allowed = config_.max_decode_gap_tokens - draft.prompts_since_decode;
+  return static_cast<int32_t>(std::clamp<int64_t>(allowed, 0, left));
 }
 
 void Scheduler::PlanPrefills(Draft& draft) {
@@ -114,6 +126,7 @@ void Scheduler::PlanChunk(Draft& draft, Request& request, int32_t chunk) {
   auto& prompt = draft.plan->prompt_token_ids;
   prompt.insert(prompt.end(), tokens.begin(), tokens.end());
   draft.prefill_budget -= chunk;
+  num_prompt_tokens_ += chunk;
   const bool last = request.scheduled + chunk == request.log.size();
   AddRow(draft, request, {.query_len = chunk, .samples = last, .decodes = false});
   if (!last) return;
@@ -137,6 +150,7 @@ void Scheduler::SaveStates(Draft& draft, Request& request) {
 
 void Scheduler::InsertDecoding(Request& request) {
   const auto by_key = [](const Request* a, const Request* b) { return a->key < b->key; };
+  request.prompts_seen = num_prompt_tokens_;
   decoding_.insert(std::upper_bound(decoding_.begin(), decoding_.end(), &request, by_key),
                    &request);
 }
@@ -169,6 +183,9 @@ void Scheduler::AddRow(Draft& draft, Request& request, RowShape shape) {
 std::shared_ptr<const Plan> Scheduler::Launch(Draft draft) {
   Plan& plan = *draft.plan;
   plan.step_id = next_step_++;
+  for (const Row& row : draft.rows) {
+    if (row.decodes) row.request->prompts_seen = num_prompt_tokens_;
+  }
   plan.table_updates = cache_.tables().TakeUpdates();
   for (int32_t g = 1; g < cache_.num_groups(); ++g) {
     plan.groups[static_cast<size_t>(g) - 1].table_updates = cache_.tables(g).TakeUpdates();

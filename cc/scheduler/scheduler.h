@@ -105,6 +105,7 @@ class Scheduler {
   void SaveStates(Draft& draft, Request& request);
   bool MakeRoomForPrefill(const Draft& draft, Request& request, int32_t num_tokens);
   void InsertDecoding(Request& request);
+  bool WillDecode(const Request& request) const;
   bool IsReadyToDecode(const Request& request) const;
   void AddRow(Draft& draft, Request& request, RowShape shape);
   std::shared_ptr<const Plan> Launch(Draft draft);
@@ -175,6 +176,7 @@ class Scheduler {
   std::optional<PauseMode> paused_;
   int64_t next_step_ = 0;
   int64_t next_sequence_ = 0;
+  int64_t num_prompt_tokens_ = 0;  // planned so far
   int64_t weight_version_ = 0;
   bool prefill_turn_ = false;  // the next step leaves decodes out for a prompt that must go whole
 };

@@ -14,6 +14,10 @@ namespace {
                          std::to_string(position));
 }
 
+uint64_t Settled(uint64_t prefix, int64_t version) {
+  return HashCombine(prefix, static_cast<uint64_t>(version));
+}
+
 uint64_t Next(uint64_t prefix, int32_t token) {
   return HashCombine(prefix, static_cast<uint64_t>(token));
 }
@@ -30,10 +34,29 @@ DeviceModel::DeviceModel(const SchedulerConfig& config)
     cells_.emplace_back(static_cast<size_t>(config.num_blocks * group.blocks_per_parent) *
                         static_cast<size_t>(config.block_size));
   }
+  tables_.resize(groups_.size());
+}
+
+void DeviceModel::Apply(int32_t group, const std::vector<TableUpdate>& updates) {
+  Table& table = tables_[static_cast<size_t>(group)];
+  for (const TableUpdate& update : updates) table[{update.slot, update.column}] = update.block;
+}
+
+int32_t DeviceModel::BlockAt(const Scheduler& scheduler, int32_t group, int32_t slot,
+                             int32_t column) const {
+  const int32_t block = scheduler.tables(group).At(SlotId(slot), column);
+  const Table& table = tables_[static_cast<size_t>(group)];
+  const auto mirrored = table.find({slot, column});
+  if (mirrored == table.end() || mirrored->second != block) {
+    throw std::logic_error("a delta is missing: slot " + std::to_string(slot) + ", column " +
+                           std::to_string(column));
+  }
+  return block;
 }
 
 void DeviceModel::Know(const RequestSpec& spec) {
   const uint64_t salt = HashCombine(17, static_cast<uint64_t>(spec.cache_salt));
+  changes_at_order_.erase(spec.id.value());
   sequences_.insert_or_assign(
       spec.id.value(),
       Sequence{HashCombine(salt, static_cast<uint64_t>(spec.adapter)), spec.token_ids});
@@ -72,6 +95,7 @@ void DeviceModel::FinishReceive(const Transfer& transfer, bool ok) {
     const int32_t block = blocks[static_cast<size_t>(position / block_size_)];
     cells_[0][static_cast<size_t>(block * block_size_ + position % block_size_)] =
         ok ? Cell{prefix, version_} : Cell();
+    if (ok) settled_.insert(Settled(prefix, version_));
   }
 }
 
@@ -79,7 +103,7 @@ void DeviceModel::Sampled(int64_t id, int32_t token) { sequences_.at(id).tokens.
 
 DeviceModel::Cell& DeviceModel::At(const Scheduler& scheduler, int32_t group, int32_t slot,
                                    int32_t position) {
-  const int32_t block = scheduler.tables(group).At(SlotId(slot), position / block_size_);
+  const int32_t block = BlockAt(scheduler, group, slot, position / block_size_);
   if (block < groups_[static_cast<size_t>(group)].blocks_per_parent) {
     throw std::logic_error("a row of slot " + std::to_string(slot) + " uses the padding block");
   }
@@ -88,7 +112,7 @@ DeviceModel::Cell& DeviceModel::At(const Scheduler& scheduler, int32_t group, in
 }
 
 DeviceModel::Cell& DeviceModel::StateOf(const Scheduler& scheduler, int32_t group, int32_t slot) {
-  const int32_t block = scheduler.tables(group).At(SlotId(slot), 0);
+  const int32_t block = BlockAt(scheduler, group, slot, 0);
   return cells_[static_cast<size_t>(group)][static_cast<size_t>(block * block_size_)];
 }
 
@@ -149,6 +173,10 @@ void DeviceModel::CheckContext(const Plan& plan, size_t row, const Scheduler& sc
     if (is_new && !through && cell.version != version_)
       Fail("a row reads what other weights wrote", id, position);
   }
+  if (is_new && !through && plan.context_lens[row] > 0 &&
+      !settled_.contains(Settled(prefix, version_))) {
+    Fail("a hit is on what has not settled", id, plan.context_lens[row]);
+  }
 }
 
 std::vector<int32_t> DeviceModel::QueryOf(const Plan& plan, size_t row, size_t& prompt_at) {
@@ -175,8 +203,9 @@ std::vector<int32_t> DeviceModel::QueryOf(const Plan& plan, size_t row, size_t& 
   return query;
 }
 
-void DeviceModel::Write(const Plan& plan, size_t row, const Scheduler& scheduler,
-                        const std::vector<int32_t>& query) {
+std::vector<uint64_t> DeviceModel::Write(const Plan& plan, size_t row, const Scheduler& scheduler,
+                                         const std::vector<int32_t>& query) {
+  std::vector<uint64_t> written;
   const Sequence& sequence = sequences_.at(plan.request_ids[row]);
   uint64_t prefix = sequence.root;
   for (int32_t i = 0; i < plan.context_lens[row]; ++i) {
@@ -184,6 +213,7 @@ void DeviceModel::Write(const Plan& plan, size_t row, const Scheduler& scheduler
   }
   for (size_t i = 0; i < query.size(); ++i) {
     prefix = Next(prefix, query[i]);
+    written.push_back(Settled(prefix, version_));
     const int32_t position = plan.context_lens[row] + static_cast<int32_t>(i);
     for (size_t g = 0; g < groups_.size(); ++g) {
       const auto group = static_cast<int32_t>(g);
@@ -193,6 +223,7 @@ void DeviceModel::Write(const Plan& plan, size_t row, const Scheduler& scheduler
       cell = {prefix, version_};
     }
   }
+  return written;
 }
 
 }  // namespace tokenspeed::testing

@@ -3,8 +3,9 @@
 // A device that remembers what was written where. A cell of a block holds the hash of the whole
 // prefix that its KV stands for, and the weights that made it. Running a plan on it checks that
 // every row reads exactly the prefix that it should: a block reused too early, shared wrongly or
-// never written is seen at once. Steps run in the order of their launch, as on a stream. Test code
-// only.
+// never written is seen at once. It also keeps the plainest prefix cache there can be, the set of
+// all prefixes that have settled: what a request finds cached must be in it. Steps run in the order
+// of their launch, as on a stream. Test code only.
 
 #pragma once
 
@@ -13,6 +14,8 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "cc/disagg/transfer.h"
@@ -28,6 +31,10 @@ class DeviceModel {
 
   // Makes a request known: what it starts from decides the content of its cells.
   void Know(const RequestSpec& spec);
+  void Forget(int64_t id) {
+    sequences_.erase(id);
+    changes_at_order_.erase(id);
+  }
   void SetWeightVersion(int64_t version) {
     version_ = version;
     ++num_changes_;
@@ -43,7 +50,11 @@ class DeviceModel {
   struct StepTokens {
     std::vector<int32_t> token_ids;  // [rows, width]
     std::vector<int32_t> num_tokens;
+    std::vector<uint64_t> written;  // the prefixes whose KV the step wrote
   };
+  // The step's results are known: from now on others may find what it wrote.
+  void Settle(const StepTokens& step) { settled_.insert(step.written.begin(), step.written.end()); }
+  void ForgetSettled() { settled_.clear(); }
   // Runs a plan: copies, checks the context of every row, writes its query, samples by `next_token`
   // (request, position) and accepts `accepted` of the drafts. Throws std::logic_error on a wrong
   // read.
@@ -61,14 +72,19 @@ class DeviceModel {
     std::vector<int32_t> tokens;  // prompt and everything sampled so far
   };
 
+  // By slot and column, as the deltas of the plans tell it.
+  using Table = std::map<std::pair<int32_t, int32_t>, int32_t>;
+  void Apply(int32_t group, const std::vector<TableUpdate>& updates);
+  int32_t BlockAt(const Scheduler& scheduler, int32_t group, int32_t slot, int32_t column) const;
   void FinishReceive(const Transfer& transfer, bool ok);
   Cell& At(const Scheduler& scheduler, int32_t group, int32_t slot, int32_t position);
   Cell& StateOf(const Scheduler& scheduler, int32_t group, int32_t slot);
   void Copy(int32_t group, const std::vector<BlockCopy>& copies);
   void CheckSides(const Plan& plan, size_t row, const Scheduler& scheduler);
   void CheckContext(const Plan& plan, size_t row, const Scheduler& scheduler);
-  void Write(const Plan& plan, size_t row, const Scheduler& scheduler,
-             const std::vector<int32_t>& query);
+  // The prefixes of what it wrote.
+  std::vector<uint64_t> Write(const Plan& plan, size_t row, const Scheduler& scheduler,
+                              const std::vector<int32_t>& query);
   std::vector<int32_t> QueryOf(const Plan& plan, size_t row, size_t& prompt_at);
 
   int32_t block_size_;
@@ -77,23 +93,30 @@ class DeviceModel {
   std::vector<CacheGroup> groups_;
   std::vector<std::vector<Cell>> cells_;  // by group; a state's block uses its first cell
   std::vector<Cell> host_cells_;
+  std::vector<Table> tables_;  // by group
   std::map<int64_t, Sequence> sequences_;
   std::map<int64_t, std::vector<int32_t>> receiving_;
   std::map<int64_t, int64_t>
       changes_at_order_;     // of a request whose prefix is brought by a transfer
   int64_t num_changes_ = 0;  // of the weights
+  std::unordered_set<uint64_t> settled_;
 };
 
 template <class NextToken>
 DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const Scheduler& scheduler,
                                          int32_t accepted, NextToken next_token) {
+  Apply(0, plan.table_updates);
+  for (size_t side = 0; side < plan.groups.size(); ++side) {
+    Apply(static_cast<int32_t>(side) + 1, plan.groups[side].table_updates);
+  }
   Copy(0, plan.block_copies);
   for (size_t side = 0; side < plan.groups.size(); ++side) {
     Copy(static_cast<int32_t>(side) + 1, plan.groups[side].copies);
   }
   const auto num_rows = static_cast<size_t>(plan.num_rows());
   const auto width = static_cast<size_t>(width_);
-  StepTokens result{std::vector<int32_t>(num_rows * width, 0), std::vector<int32_t>(num_rows, 0)};
+  StepTokens result{
+      std::vector<int32_t>(num_rows * width, 0), std::vector<int32_t>(num_rows, 0), {}};
   size_t prompt_at = 0;
   for (size_t row = 0; row < num_rows; ++row) {
     const bool decodes = static_cast<int32_t>(row) < plan.num_decode_rows;
@@ -112,7 +135,9 @@ DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const Scheduler& sche
     // Drafts that are accepted are what will be sampled; the others are rubbish.
     for (int32_t i = 0; i + 1 < count; ++i) query.push_back(sampled[static_cast<size_t>(i)]);
     while (static_cast<int32_t>(query.size()) < plan.query_lens[row]) query.push_back(999'999);
-    Write(plan, row, scheduler, query);
+    std::vector<uint64_t> written = Write(plan, row, scheduler, query);
+    if (decodes) written.resize(static_cast<size_t>(count));  // a rejected draft's KV is rubbish
+    result.written.insert(result.written.end(), written.begin(), written.end());
     for (size_t i = 0; i < sampled.size(); ++i) result.token_ids[row * width + i] = sampled[i];
     result.num_tokens[row] = count;
     sequence.tokens.insert(sequence.tokens.end(), sampled.begin(), sampled.end());

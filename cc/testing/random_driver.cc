@@ -6,73 +6,21 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <random>
-#include <sstream>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
 #include "cc/base/hash.h"
 #include "cc/scheduler/scheduler.h"
 #include "cc/testing/device_model.h"
+#include "cc/testing/event_forest.h"
 
 namespace tokenspeed::testing {
 namespace {
 
 constexpr int32_t kEos = 2;
 constexpr int kMaxStillSteps = 4;
-
-class Knobs {
- public:
-  explicit Knobs(const std::vector<uint8_t>& bytes) : bytes_(bytes) {}
-  int32_t Pick(int32_t low, int32_t high) {
-    const uint8_t byte = at_ < bytes_.size() ? bytes_[at_++] : 0;
-    return low + byte % (high - low + 1);
-  }
-
- private:
-  const std::vector<uint8_t>& bytes_;
-  size_t at_ = 0;
-};
-
-// A window, a state, or both beside the full history, in parents of several blocks; and room for
-// them.
-void AddGroups(SchedulerConfig& config, Knobs& knobs) {
-  config.role = Role::kFused;
-  config.num_host_blocks = 0;
-  config.verify_width = 1;
-  config.groups[0].blocks_per_parent = knobs.Pick(1, 3);
-  const int32_t kinds = knobs.Pick(1, 3);
-  if (kinds != 2)
-    config.groups.push_back({GroupKind::kWindow, knobs.Pick(1, 4), knobs.Pick(1, 20), 0});
-  if (kinds != 1) {
-    config.groups.push_back(
-        {GroupKind::kState, knobs.Pick(1, 3), 0, config.block_size * knobs.Pick(1, 3)});
-  }
-  config.num_blocks *= 2;
-}
-
-SchedulerConfig ConfigFrom(const std::vector<uint8_t>& bytes) {
-  Knobs knobs(bytes);
-  SchedulerConfig config{};
-  config.overlap_depth = knobs.Pick(0, 3);
-  config.block_size = knobs.Pick(1, 5);
-  config.max_model_len = 48;
-  const int32_t enough = (config.max_model_len + config.block_size - 1) / config.block_size;
-  config.num_blocks = 1 + enough + knobs.Pick(0, 24);
-  config.max_num_seqs = knobs.Pick(1, 6);
-  config.verify_width = knobs.Pick(0, 3) == 0 ? knobs.Pick(2, 4) : 1;
-  config.chunked_prefill = knobs.Pick(0, 3) != 0;
-  config.max_batched_tokens = config.max_num_seqs * config.verify_width + knobs.Pick(0, 31);
-  if (!config.chunked_prefill) config.max_batched_tokens += config.max_model_len;
-  config.max_decode_gap_tokens = knobs.Pick(1, 40);
-  config.enable_prefix_caching = knobs.Pick(0, 7) != 0;
-  config.eos_token_ids = {kEos};
-  config.role = static_cast<Role>(std::max(0, knobs.Pick(0, 5) - 3));
-  config.num_host_blocks = config.enable_prefix_caching ? std::max(0, knobs.Pick(0, 30) - 10) : 0;
-  config.groups = {{GroupKind::kFull, 1, 0, 0}};
-  if (knobs.Pick(0, 2) == 0) AddGroups(config, knobs);
-  return config;
-}
+constexpr size_t kMaxLive = 40;  // beyond this a submit settles instead: queues need not grow
 
 void Require(bool holds, const std::string& what) {
   if (!holds) throw std::logic_error(what);
@@ -80,53 +28,41 @@ void Require(bool holds, const std::string& what) {
 
 class Run {
  public:
-  explicit Run(const SchedulerConfig& config)
+  Run(const SchedulerConfig& config, Fault fault)
       : config_(config),
+        fault_(fault),
         scheduler_(std::move(Scheduler::Create(config).value())),
         mirror_(std::move(Scheduler::Create(config).value())),
-        device_(config) {}
+        device_(config) {
+    scheduler_->EnableKvEvents();  // the mirror does without
+  }
 
   void Do(const Move& move) {
-    switch (move.kind % 16) {
-      case 0:
-      case 1:
-      case 2:
-        return Submit(move);
-      case 3:
-      case 4:
-      case 5:
-      case 6:
-      case 7:
-        Plan_(move);
-        return;
-      case 8:
-      case 9:
-      case 10:
-        return Settle();
-      case 11:
-      case 12:
-        return SettleTransfer(move);
-      case 13:
-        return Abort(move);
-      case 14:
-        return move.a % 4 == 0 ? Flush() : PauseOrResume(move);
-      case 15:
-        return move.a % 8 == 0 ? ChangeWeights(move) : void();
-    }
+    constexpr int kNumKinds = 20;
+    const int kind = move.kind % kNumKinds;
+    if (kind < 4) return num_live_ < kMaxLive ? Submit(move) : Settle();
+    if (kind < 9) return void(PlanStep(move));
+    if (kind < 13) return Settle();
+    if (kind < 15) return SettleTransfer(move);
+    if (kind < 16) return Abort(move);
+    if (kind < 17) return move.a % 4 == 0 ? Flush() : PauseOrResume(move);
+    if (kind < 18) return move.a % 8 == 0 ? ChangeWeights(move) : Refused(move);
+    if (kind < 19) return Refused(move);
+    if (PlanStep(move)) Settle();
   }
 
   void Check() {
     scheduler_->CheckInvariants();
-    for (const auto& [id, request] : requests_) {
-      Require(request.num_ends <= 1, "one terminal event a request");
-    }
+    events_.Apply(scheduler_->TakeKvEvents());
+    const auto blocks = static_cast<size_t>(scheduler_->load().total_blocks);
+    Require(events_.num_device() <= blocks, "no more blocks are told than there are");
   }
 
   // Lets everything run out: whatever happened before, all work must end.
   void Drain() {
     Resume();
     for (int still = 0; scheduler_->HasWork();) {
-      const bool planned = Plan_({0, 1, 0});
+      const bool planned = PlanStep({0, 1, 0});
       const bool settled = !in_flight_.empty() || !copying_.empty();
       Settle();
       SettleTransfer({0, 1, 0});
@@ -134,22 +70,22 @@ class Run {
       still = planned || settled ? 0 : still + 1;
       Require(still < kMaxStillSteps, "work exists and nothing moves");
     }
-    for (const auto& [id, request] : requests_)
-      Require(request.num_ends == 1, "every request ends");
+    Require(num_live_ == 0, "every request ends");
     while (!copying_.empty()) SettleTransfer({0, 1, 0});
     Check();
     Require(scheduler_->load().active_blocks == 0, "no block is held when nothing runs");
     Require(!mirror_->HasWork(), "the mirror ends with its twin");
   }
 
-  void CountInto(Report& report) const {
+  Report Count() const {
+    Report report;
     report.num_steps = num_steps_;
-    for (const auto& [id, request] : requests_) {
-      const auto counters = scheduler_->CountersOf(RequestId(id));
-      if (!counters) continue;
-      report.num_retractions += counters->num_retractions;
-      report.num_cached_tokens += counters->cached_tokens;
-    }
+    report.num_tokens = num_tokens_;
+    report.num_retractions = num_retractions_;
+    report.num_cached_tokens = num_cached_tokens_;
+    report.num_transfers = num_transfers_;
+    report.num_refusals = num_refusals_;
+    return report;
   }
 
  private:
@@ -161,38 +97,43 @@ class Run {
     int32_t max_new_tokens;
     int64_t prompt_tokens;
     int64_t num_output = 0;
-    int num_ends = 0;
+    bool lives = true;
+    int32_t prefill_since_decode = -1;  // tokens planned; -1: it has not decoded since it last came
   };
 
-  void Submit(const Move& move) {
+  RequestSpec SpecFrom(const Move& move, int64_t id) const {
     // Few families, lengths over all sizes: shared prefixes, diverging tails, exact repeats.
     const int32_t family = move.a % 3;
     const int32_t length = 1 + move.b % 30;
     std::vector<int32_t> tokens;
     for (int32_t i = 0; i < length; ++i) tokens.push_back(10 + family * 100 + i);
     if (move.a % 5 == 0) tokens.back() = 7 + move.b % 3;
-    RequestSpec spec{RequestId(next_id_),
-                     std::move(tokens),
-                     1 + (move.a / 3) % 18,
-                     0,
-                     {},
-                     move.b % 7 == 0,
-                     move.b % 3 - 1,
-                     move.a % 11 == 0 ? 1 : 0,
-                     move.a % 13 == 0 ? 1 : 0};
+    RequestSpec spec{
+        RequestId(id),  std::move(tokens),        1 + (move.a / 3) % 18,   0, {}, move.b % 7 == 0,
+        move.b % 3 - 1, move.a % 11 == 0 ? 1 : 0, move.a % 13 == 0 ? 1 : 0};
     spec.min_new_tokens = move.b % 5 == 0 ? spec.max_new_tokens / 2 : 0;
+    return spec;
+  }
+
+  void Submit(const Move& move) {
+    // Now and then the number of a request that has ended, maybe with rows of it still in flight.
+    const bool again = move.b % 16 == 5 && last_ended_ >= 0 && config_.role != Role::kDecode;
+    const int64_t id = again ? std::exchange(last_ended_, -1) : next_id_++;
+    RequestSpec spec = SpecFrom(move, id);
     const auto prompt = static_cast<int64_t>(spec.token_ids.size());
     const bool fits = prompt + spec.max_new_tokens <= config_.max_model_len &&
                       (config_.chunked_prefill || prompt <= config_.max_batched_tokens);
-    const Known known{spec.max_new_tokens, prompt};
-    device_.Know(spec);
     Require(mirror_->Submit(spec).ok() == fits, "exactly what cannot fit is refused");
+    if (fits) {
+      device_.Know(spec);
+      requests_.insert_or_assign(id, Known{spec.max_new_tokens, prompt});
+      ++num_live_;
+    }
     Require(scheduler_->Submit(std::move(spec)).ok() == fits, "exactly what cannot fit is refused");
-    if (fits) requests_.emplace(next_id_, known);
-    ++next_id_;
   }
 
-  bool Plan_(const Move& move) {
+  bool PlanStep(const Move& move) {
+    if (paused_ && move.b % 4 == 1) Resume();
     auto plan = scheduler_->MakePlan();
     const auto twin = mirror_->MakePlan();
     Require((plan == nullptr) == (twin == nullptr), "same events, same plans");
@@ -204,11 +145,21 @@ class Run {
     }
     RequireSame(*plan, *twin);
     CheckBudget(*plan);
+    CheckGap(*plan);
     ++num_steps_;
+    ++steps_without_token_;
     const int32_t accepted = 1 + move.a % config_.verify_width;
-    auto tokens = device_.Run(*plan, *scheduler_, accepted, TokenFor);
+    auto tokens = device_.Run(Damaged(*plan), *scheduler_, accepted, TokenFor);
     in_flight_.push_back({std::move(plan), std::move(tokens)});
     return true;
+  }
+
+  Plan Damaged(const Plan& plan) const {
+    Plan damaged = plan;
+    if (fault_ == Fault::kForgetsCopies) damaged.block_copies.clear();
+    if (fault_ == Fault::kForgetsTableUpdates && plan.step_id % 3 == 2)
+      damaged.table_updates.clear();
+    return damaged;
   }
 
   // Now and then the end of sequence; always the same for a request and a position.
@@ -217,36 +168,55 @@ class Run {
     return noise % 16 == 0 ? kEos : static_cast<int32_t>(10 + noise % 50);
   }
 
-  void RequireSame(const Plan& a, const Plan& b) {
+  static void RequireSame(const Plan& a, const Plan& b) {
     const auto as_ints = [](const Plan& plan) {
       std::vector<int64_t> all = {plan.step_id, plan.num_decode_rows};
       const auto add = [&](const auto& values) {
+        all.push_back(static_cast<int64_t>(values.size()));
         all.insert(all.end(), values.begin(), values.end());
       };
+      const auto add_copies = [&](const std::vector<BlockCopy>& copies) {
+        for (const BlockCopy& copy : copies) add(std::vector{copy.from, copy.to});
+      };
+      const auto add_updates = [&](const std::vector<TableUpdate>& updates) {
+        for (const TableUpdate& u : updates) add(std::vector{u.slot, u.column, u.block});
+      };
       add(plan.request_ids), add(plan.slots), add(plan.query_lens), add(plan.context_lens);
-      add(plan.samples), add(plan.prompt_token_ids), add(plan.new_slots),
-          add(plan.new_slot_request_ids);
-      for (const BlockCopy& copy : plan.block_copies) add(std::vector{copy.from, copy.to});
-      for (const TableUpdate& u : plan.table_updates) add(std::vector{u.slot, u.column, u.block});
+      add(plan.samples), add(plan.prompt_token_ids), add(plan.new_slots);
+      add(plan.new_slot_request_ids), add_copies(plan.block_copies);
+      add_updates(plan.table_updates);
       for (const GroupPlan& group : plan.groups) {
-        for (const BlockCopy& copy : group.copies) add(std::vector{copy.from, copy.to});
-        for (const BlockCopy& save : group.saves) add(std::vector{save.from, save.to});
-        for (const TableUpdate& u : group.table_updates)
-          add(std::vector{u.slot, u.column, u.block});
+        add_copies(group.copies), add_copies(group.saves), add_updates(group.table_updates);
       }
       return all;
     };
     Require(as_ints(a) == as_ints(b), "same events, same plans");
   }
 
-  void CheckBudget(const Plan& plan) {
+  void CheckBudget(const Plan& plan) const {
     int32_t total = 0;
     for (const int32_t length : plan.query_lens) total += length;
     Require(total <= config_.max_batched_tokens, "a step keeps to max_batched_tokens");
-    const auto prefill = static_cast<int32_t>(plan.prompt_token_ids.size());
-    Require(plan.num_decode_rows == 0 || prefill <= config_.max_decode_gap_tokens,
-            "a step with decodes keeps to max_decode_gap_tokens");
     Require(plan.num_rows() <= config_.max_num_seqs, "no more rows than max_num_seqs");
+    std::set<int64_t> rows(plan.request_ids.begin(), plan.request_ids.end());
+    Require(rows.size() == plan.request_ids.size(), "a request has one row in a step");
+  }
+
+  // Prompt tokens between two decode steps of a request that goes on running. A prompt that must go
+  // whole is the exception that `chunked_prefill` off asks for.
+  void CheckGap(const Plan& plan) {
+    const auto prefill = static_cast<int32_t>(plan.prompt_token_ids.size());
+    for (const int64_t id : plan.new_slot_request_ids) requests_.at(id).prefill_since_decode = -1;
+    for (auto& [id, request] : requests_) {
+      if (request.prefill_since_decode >= 0) request.prefill_since_decode += prefill;
+    }
+    for (int32_t row = 0; row < plan.num_decode_rows; ++row) {
+      int32_t& since =
+          requests_.at(plan.request_ids[static_cast<size_t>(row)]).prefill_since_decode;
+      Require(!config_.chunked_prefill || since <= config_.max_decode_gap_tokens,
+              "between two decode steps lie at most max_decode_gap_tokens of prompts");
+      since = 0;
+    }
   }
 
   void Settle() {
@@ -257,19 +227,51 @@ class Run {
     const StepId id(step.plan->step_id);
     const auto outcome = scheduler_->Settle(id, result).value();
     (void)mirror_->Settle(id, result).value();
+    if (fault_ != Fault::kPublishesTooEarly || id.value() % 3 != 2) device_.Settle(step.tokens);
     Take(*outcome);
     TakeTransfers();
+    Require(steps_without_token_ <= config_.max_model_len * config_.max_num_seqs + 8,
+            "some request advances while steps run");
   }
 
   void Take(const Outcome& outcome) {
     for (size_t i = 0; i < outcome.request_ids.size(); ++i) {
-      Known& request = requests_.at(outcome.request_ids[i]);
-      Require(request.num_ends == 0, "nothing is told of a request after its end");
+      const int64_t id = outcome.request_ids[i];
+      Known& request = requests_.at(id);
+      Require(request.lives, "nothing is told of a request after its end");
       request.num_output += outcome.num_tokens[i];
-      request.num_ends += outcome.finish[i] != 0 ? 1 : 0;
       Require(request.num_output == outcome.completion_tokens[i], "every token is emitted once");
       Require(request.num_output <= request.max_new_tokens, "no more than max_new_tokens");
+      num_tokens_ += outcome.num_tokens[i];
+      steps_without_token_ = 0;
+      if (outcome.finish[i] != 0) End(id);
     }
+  }
+
+  void End(int64_t id) {
+    const auto counters = scheduler_->CountersOf(RequestId(id));
+    Require(counters.has_value(), "the counters of a request outlive it");
+    num_retractions_ += counters->num_retractions;
+    num_cached_tokens_ += counters->cached_tokens;
+    Known& request = requests_.at(id);
+    Require(request.lives, "one terminal event a request");
+    request.lives = false;
+    request.prefill_since_decode = -1;
+    last_ended_ = id;
+    --num_live_;
+    ended_.push_back(id);
+    if (ended_.size() > 4 * kMaxLive) Forget();
+  }
+
+  // Long runs forget who ended long ago; steps in flight never go back that far, transfers may.
+  void Forget() {
+    const auto old = requests_.find(ended_.front());
+    ended_.pop_front();
+    if (old == requests_.end() || old->second.lives) return;
+    const auto is_of_old = [&](const Transfer& t) { return t.request_id == old->first; };
+    if (std::ranges::any_of(copying_, is_of_old)) return ended_.push_back(old->first);
+    device_.Forget(old->first);
+    requests_.erase(old);
   }
 
   void TakeTransfers() {
@@ -277,11 +279,13 @@ class Run {
     auto fresh = scheduler_->TakeTransfers();
     Require(fresh.size() == twins.size(), "same events, same transfers");
     for (size_t i = 0; i < fresh.size(); ++i) {
-      Require(fresh[i].id == twins[i].id && fresh[i].device_blocks == twins[i].device_blocks &&
+      Require(fresh[i].id == twins[i].id && fresh[i].kind == twins[i].kind &&
+                  fresh[i].device_blocks == twins[i].device_blocks &&
                   fresh[i].host_blocks == twins[i].host_blocks,
               "same events, same transfers");
       device_.Order(fresh[i], *scheduler_);
       copying_.push_back(std::move(fresh[i]));
+      ++num_transfers_;
     }
   }
 
@@ -306,7 +310,7 @@ class Run {
   void PauseOrResume(const Move& move) {
     if (paused_) return Resume();
     const auto mode = static_cast<PauseMode>(move.b % 3);
-    for (const Ended& end : scheduler_->Pause(mode)) requests_.at(end.request_id).num_ends += 1;
+    for (const Ended& end : scheduler_->Pause(mode)) End(end.request_id);
     (void)mirror_->Pause(mode);
     paused_ = true;
   }
@@ -321,18 +325,21 @@ class Run {
     if (next_id_ == 0) return;
     const int64_t id = next_id_ - 1 - move.a % next_id_;
     const auto known = requests_.find(id);
-    const bool lives = known != requests_.end() && known->second.num_ends == 0;
+    const bool lives = known != requests_.end() && known->second.lives;
     Require(scheduler_->Abort(RequestId(id)).has_value() == lives,
             "exactly a live request can be aborted");
-    (void)mirror_->Abort(RequestId(id));
-    if (lives) known->second.num_ends += 1;
+    if (fault_ != Fault::kMirrorMissesAborts) (void)mirror_->Abort(RequestId(id));
+    steps_without_token_ = 0;  // its work is lost, and nobody's fault
+    if (lives) End(id);
   }
 
   void Flush() {
     const bool flushed = scheduler_->FlushCache();
     Require(mirror_->FlushCache() == flushed, "same events, same answers");
+    if (!flushed) return;
     const Load load = scheduler_->load();
-    if (flushed) Require(load.free_blocks == load.total_blocks, "a flush forgets everything");
+    Require(load.free_blocks == load.total_blocks, "a flush forgets everything");
+    device_.ForgetSettled();
   }
 
   void ChangeWeights(const Move& move) {
@@ -343,84 +350,95 @@ class Run {
     device_.SetWeightVersion(version);
   }
 
+  // A call that must be refused. The mirror does not hear of it, so it must have changed nothing.
+  void Refused(const Move& move) {
+    Require(IsRefused(move), "a bad call is refused");
+    ++num_refusals_;
+  }
+
+  bool IsRefused(const Move& move) {
+    RequestSpec spec = SpecFrom(move, next_id_ + 1'000'000);
+    const int kind = move.b % 8;
+    if (kind == 0) return spec.token_ids.clear(), !scheduler_->Submit(spec).ok();
+    if (kind == 1) return spec.token_ids.back() = -1, !scheduler_->Submit(spec).ok();
+    if (kind == 2) return spec.max_new_tokens = -move.a, !scheduler_->Submit(spec).ok();
+    if (kind == 3) return spec.max_new_tokens = 48 + move.a, !scheduler_->Submit(spec).ok();
+    if (kind == 4) return !scheduler_->SetWeightVersion(-1 - move.a).ok();
+    if (kind == 5) return !scheduler_->SettleTransfer(1'000'000'000 + move.a, true, 1).ok();
+    if (kind == 6) return IsDuplicateRefused(std::move(spec)) && IsResultRefused(move);
+    return !scheduler_->Abort(RequestId(next_id_ + move.a)).has_value();
+  }
+
+  bool IsDuplicateRefused(RequestSpec spec) {
+    for (const auto& [id, request] : requests_) {
+      if (!request.lives) continue;
+      spec.id = RequestId(id);
+      return !scheduler_->Submit(std::move(spec)).ok();
+    }
+    return true;
+  }
+
+  bool IsResultRefused(const Move& move) {
+    std::vector<int32_t> tokens = {1, 1, 1};
+    const std::vector<int32_t> counts = {1};
+    if (in_flight_.empty()) return !scheduler_->Settle(StepId(0), {3, tokens, counts}).ok();
+    const InFlight& step = in_flight_.front();
+    const StepId id(step.plan->step_id);
+    std::vector<int32_t> numbers = step.tokens.num_tokens;
+    tokens = step.tokens.token_ids;
+    const int32_t width = config_.verify_width;
+    if (!scheduler_->Settle(StepId(id.value() + 1 + move.a), {width, tokens, numbers}).ok()) {
+      numbers.push_back(1);
+      return !scheduler_->Settle(id, {width, tokens, numbers}).ok() &&
+             !scheduler_->Settle(id, {0, {}, step.tokens.num_tokens}).ok();
+    }
+    return false;
+  }
+
   const SchedulerConfig config_;
+  const Fault fault_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Scheduler> mirror_;
   DeviceModel device_;
+  EventForest events_;
   std::deque<InFlight> in_flight_;
   std::vector<Transfer> copying_;
   bool paused_ = false;
   std::map<int64_t, Known> requests_;
+  std::deque<int64_t> ended_;  // oldest first
+  int64_t last_ended_ = -1;
+  size_t num_live_ = 0;
   int64_t next_id_ = 0;
+  int64_t steps_without_token_ = 0;
   int64_t num_steps_ = 0;
+  int64_t num_tokens_ = 0;
+  int64_t num_retractions_ = 0;
+  int64_t num_cached_tokens_ = 0;
+  int64_t num_transfers_ = 0;
+  int64_t num_refusals_ = 0;
 };
 
 }  // namespace
 
-Scenario RandomScenario(uint64_t seed, int num_moves) {
-  std::mt19937_64 rng(seed);
-  Scenario scenario;
-  for (int i = 0; i < 24; ++i) scenario.knobs.push_back(static_cast<uint8_t>(rng()));
-  for (int i = 0; i < num_moves; ++i) {
-    scenario.moves.push_back(
-        {static_cast<uint8_t>(rng()), static_cast<uint8_t>(rng()), static_cast<uint8_t>(rng())});
-  }
-  return scenario;
-}
-
-Scenario ScenarioFromBytes(const uint8_t* data, size_t size) {
-  Scenario scenario;
-  size_t at = 0;
-  while (at < size && at < 24) scenario.knobs.push_back(data[at++]);
-  for (; at + 3 <= size; at += 3) scenario.moves.push_back({data[at], data[at + 1], data[at + 2]});
-  return scenario;
-}
-
-Report Replay(const Scenario& scenario) {
-  Report report;
-  Run run(ConfigFrom(scenario.knobs));
+Report Replay(const Scenario& scenario, Fault fault) {
+  Run run(ConfigFrom(scenario.knobs), fault);
+  std::optional<std::string> failure;
+  int at = -1;
   try {
     for (const Move& move : scenario.moves) {
-      ++report.failed_move;
+      ++at;
       run.Do(move);
       run.Check();
     }
+    ++at;
     run.Drain();
-    report.failed_move = -1;
   } catch (const std::exception& error) {
-    report.failure = error.what();
+    failure = error.what();
   }
-  run.CountInto(report);
+  Report report = run.Count();
+  report.failed_move = failure ? at : -1;
+  report.failure = std::move(failure);
   return report;
-}
-
-Scenario Shrink(Scenario scenario) {
-  for (size_t chunk = std::max<size_t>(1, scenario.moves.size() / 2); chunk > 0; chunk /= 2) {
-    for (size_t at = 0; at < scenario.moves.size();) {
-      Scenario smaller = scenario;
-      const auto begin = smaller.moves.begin() + static_cast<std::ptrdiff_t>(at);
-      const auto count = std::min(chunk, smaller.moves.size() - at);
-      smaller.moves.erase(begin, begin + static_cast<std::ptrdiff_t>(count));
-      if (Replay(smaller).failure) {
-        scenario = std::move(smaller);
-      } else {
-        at += chunk;
-      }
-    }
-  }
-  return scenario;
-}
-
-std::string ToSource(const Scenario& scenario) {
-  std::ostringstream text;
-  text << "Scenario{{";
-  for (const uint8_t knob : scenario.knobs) text << int{knob} << ", ";
-  text << "}, {";
-  for (const Move& move : scenario.moves) {
-    text << "{" << int{move.kind} << ", " << int{move.a} << ", " << int{move.b} << "}, ";
-  }
-  text << "}}";
-  return text.str();
 }
 
 }  // namespace tokenspeed::testing

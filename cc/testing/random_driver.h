@@ -1,50 +1,47 @@
 // SPDX-License-Identifier: MIT
 //
-// Random lives of a scheduler. A `Scenario` is bytes: a configuration and a list of moves (submit,
-// plan, settle, abort, flush, new weights). Replaying one runs every plan on the device model and
-// checks, after each move: conservation and the other invariants, one terminal event a request,
-// that the emitted tokens are the sampled ones, and that work never stands still. A failing
-// scenario is shrunk to the moves that matter. The fuzz target and the tests share it; two replays
-// of one scenario are compared for equal plans.
+// Plays a `Scenario`: submits, plans, results, aborts, flushes, pauses, new weights, transfers that
+// go wrong, and calls that must be refused. Every plan runs on the device model. After each move it
+// checks conservation and the other invariants, one terminal event a request, that every token is
+// emitted once, that hits are ground truth and settled, that budgets are kept, that KV events tell
+// a consistent story, that a mirror fed the same events makes the same plans though it heard none
+// of the refused calls, and that work moves. A failing scenario is shrunk to what matters. The
+// tests, the command line and the fuzz target share it. Test code only.
 
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
+
+#include "cc/testing/scenario.h"
 
 namespace tokenspeed::testing {
 
-struct Move {
-  uint8_t kind;
-  uint8_t a;
-  uint8_t b;
+// A bug that is planted between the scheduler and the device, to prove that the driver sees one.
+enum class Fault : uint8_t {
+  kNone,
+  kForgetsCopies,        // the plan's block copies are lost
+  kPublishesTooEarly,    // a step's blocks are hit as though it had settled, which it never did
+  kMirrorMissesAborts,   // the twin is told less
+  kForgetsTableUpdates,  // every third plan's deltas are lost
 };
-
-struct Scenario {
-  std::vector<uint8_t> knobs;  // read in order by the configuration; missing ones are 0
-  std::vector<Move> moves;
-};
-
-Scenario RandomScenario(uint64_t seed, int num_moves);
-Scenario ScenarioFromBytes(const uint8_t* data, size_t size);
 
 struct Report {
   std::optional<std::string> failure;
   int failed_move = -1;
   int64_t num_steps = 0;
+  int64_t num_tokens = 0;
   int64_t num_retractions = 0;
   int64_t num_cached_tokens = 0;
+  int64_t num_transfers = 0;
+  int64_t num_refusals = 0;
 };
 
 // Replays on two schedulers side by side; the second one only has to make the same plans.
-Report Replay(const Scenario& scenario);
+Report Replay(const Scenario& scenario, Fault fault);
 
-// Removes moves as long as the scenario still fails.
-Scenario Shrink(Scenario scenario);
-
-// As source text, to paste into a regression test.
-std::string ToSource(const Scenario& scenario);
+// Removes moves and lowers numbers as long as the scenario still fails in the same way.
+Scenario Shrink(Scenario scenario, Fault fault);
 
 }  // namespace tokenspeed::testing

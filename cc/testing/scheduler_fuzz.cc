@@ -15,9 +15,10 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tokenspeed::testing;
   const Scenario scenario = ScenarioFromBytes(data, size);
-  const Report report = Replay(scenario);
+  const Report report = Replay(scenario, Fault::kNone);
   if (report.failure) {
-    std::fprintf(stderr, "%s\n%s\n", report.failure->c_str(), ToSource(Shrink(scenario)).c_str());
+    std::fprintf(stderr, "%s\n%s\n", report.failure->c_str(),
+                 ToSource(Shrink(scenario, Fault::kNone)).c_str());
     std::abort();
   }
   return 0;
