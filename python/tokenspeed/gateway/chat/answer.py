@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from tokenspeed.gateway.chat.choice import Choice, Piece, Tokens
-from tokenspeed.gateway.chat.format import DONE, Usage
+from tokenspeed.gateway.chat.format import Usage
 from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.reply import Reply
 from tokenspeed.gateway.http.errors import from_engine
@@ -35,8 +35,7 @@ class Answer:
         self._cached = [0] * len(job.prompts)
         self._num_open = job.num_generations
 
-    @property
-    def usage(self) -> Usage:
+    def count(self) -> Usage:
         """Tokens so far. The prompt of n choices counts once; every candidate's tokens count."""
         return Usage(
             prompt_tokens=sum(map(len, self._job.prompts)),
@@ -60,11 +59,11 @@ class Answer:
                     piece = self._take(generation, index, batch, row)
                     if piece is not None:
                         pieces[index].append(piece)
-        return self._job.format.whole([_joined(pieces[i]) for i in self._best()], self.usage)
+        return self._job.format.whole([_joined(pieces[i]) for i in self._best()], self.count())
 
     async def stream(self, generation: Generation, write: Write) -> None:
         """Write the events of the answer. Raises `ApiError`; some events may have been written by then."""
-        job, form = self._job, self._job.format
+        form = self._job.format
         opened = [False] * len(self._choices)
         with generation:
             while self._num_open:
@@ -73,16 +72,14 @@ class Answer:
                     piece = self._take(generation, index, batch, row)
                     if piece is None:
                         continue
-                    usage = self.usage.as_json() if job.continuous_usage else None
                     if not opened[index]:
                         opened[index] = True
-                        out.append(form.opening(index, usage))
-                    out.append(form.events(index, piece, usage))
+                        out.append(form.opening(index, self.count))
+                    out.append(form.events(index, piece, self.count))
                 data = b"".join(out)
                 if data:
                     await write(data)
-        end = form.usage_event(self.usage) + DONE if job.include_usage else DONE
-        await write(end)
+        await write(form.ending(self.count))
 
     def _take(self, generation: Generation, index: int, batch: BatchTokenIDOutSlim, row: int) -> Piece | None:
         choice = self._choices[index]

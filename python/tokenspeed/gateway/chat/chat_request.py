@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from tokenspeed.gateway.chat.choice import TextRules
-from tokenspeed.gateway.chat.fields import SamplingFields, check_params, parse_body, sampling_params
-from tokenspeed.gateway.chat.format import ChatFormat, Head
+from tokenspeed.gateway.chat.fields import SamplingFields, check_params, parse_body, sampling_params, usage_options
+from tokenspeed.gateway.chat.format import ChatFormat, Format, Head
 from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.chat.reply import ReplyRules
@@ -53,6 +53,23 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
 async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
     """Check everything that can be checked without an engine. Raises `ApiError`."""
     request, raw = parse_body(body, ChatRequest)
+
+    def make_format(prompt: Sequence[int], request_id: str) -> Format:
+        head = Head(request_id, int(time.time()), model.name)
+        ids = prompt if request.return_token_ids else None
+        return ChatFormat(head, model.tokenizer, usage_options(request), bool(request.logprobs), ids)
+
+    return await conversation_job(request, raw, model, f"chatcmpl-{request_id}", "chat", make_format)
+
+
+MakeFormat = Callable[[Sequence[int], str], Format]
+
+
+async def conversation_job(
+    request: ChatRequest, raw: Mapping[str, Any], model: ServedModel, request_id: str, endpoint: str, form: MakeFormat
+) -> Job:
+    """The job of a conversation, whatever API it came by. raw: `messages` and `tools` as the template sees them.
+    form: the format for a prompt and the request's id. Raises `ApiError`."""
     model.check_name(request.model)
     if not request.messages:
         raise invalid("messages", "empty_array", "messages must have at least one message")
@@ -65,13 +82,9 @@ async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
     # Templates write the special tokens themselves.
     prompt = await model.encode(text, "messages", add_special_tokens=False)
     check_room(request, [prompt], "messages", model.tokenizer.size, model.max_model_len)
-    options = request.stream_options
-    head = Head(f"chatcmpl-{request_id}", int(time.time()), model.name)
-    ids = prompt if request.return_token_ids else None
-    include_usage = bool(options and (options.include_usage or options.continuous_usage_stats))
     return Job(
-        request_id=head.id,
-        endpoint="chat",
+        request_id=request_id,
+        endpoint=endpoint,
         prompts=[prompt],
         params=params,
         max_tokens=params.max_new_tokens,
@@ -86,10 +99,8 @@ async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
             logprobs=logprobs is not None,
         ),
         reply=reply,
-        format=ChatFormat(head, model.tokenizer, include_usage, logprobs is not None, ids),
+        format=form(prompt, request_id),
         stream=bool(request.stream),
-        include_usage=include_usage,
-        continuous_usage=bool(options and options.continuous_usage_stats),
     )
 
 

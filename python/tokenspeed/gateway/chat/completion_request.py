@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tokenspeed.config.sampling import MAX_CHOICES
 from tokenspeed.gateway.chat.choice import TextRules
-from tokenspeed.gateway.chat.fields import SamplingFields, check_params, parse_body, sampling_params
+from tokenspeed.gateway.chat.fields import SamplingFields, check_params, parse_body, sampling_params, usage_options
 from tokenspeed.gateway.chat.format import CompletionFormat, Head
 from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
@@ -41,9 +41,8 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
     prompts, texts = await _prompts(request, model)
     check_room(request, prompts, "prompt", model.tokenizer.size, model.max_model_len)
     echoes = [text for text in texts for _ in range(params.n)] if request.echo else [""] * len(texts) * params.n
-    options = request.stream_options
-    include_usage = bool(options and (options.include_usage or options.continuous_usage_stats))
     ids = [prompt for prompt in prompts for _ in range(params.n)] if request.return_token_ids else None
+    usage = usage_options(request)
     head = Head(f"cmpl-{request_id}", int(time.time()), model.name)
     if candidates > params.n and params.logprobs is None:
         params = replace(params, logprobs=0)  # what the candidates are compared by
@@ -64,10 +63,8 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
             logprobs=params.logprobs is not None,
         ),
         reply=None,
-        format=CompletionFormat(head, model.tokenizer, include_usage, request.logprobs is not None, echoes, ids),
+        format=CompletionFormat(head, model.tokenizer, usage, request.logprobs is not None, echoes, ids),
         stream=bool(request.stream),
-        include_usage=include_usage,
-        continuous_usage=bool(options and options.continuous_usage_stats),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tokenspeed.config.sampling import RequestError, SamplingParams
+from tokenspeed.gateway.chat.format import UsageOptions
 from tokenspeed.gateway.http.errors import ApiError, from_request_error, invalid
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -225,6 +226,12 @@ def caller_names(fields: SamplingFields) -> dict[str, str]:
     if "top_logprobs" in fields.__struct_fields__:
         names["logprobs"] = "top_logprobs"
     return names
+
+
+def usage_options(fields: SamplingFields) -> UsageOptions:
+    """`stream_options` as a format reads them."""
+    options = fields.stream_options or StreamOptions()
+    return UsageOptions(options.include_usage or options.continuous_usage_stats, options.continuous_usage_stats)
 
 
 def _as_tuple(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -7,19 +7,20 @@ tokens only through `Piece`s; it owns no socket and no engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
 from tokenspeed.gateway.chat.choice import Piece, TokenLogprob
+from tokenspeed.gateway.http.errors import ApiError
 from tokenspeed.gateway.text.parse.events import CallArguments, CallStart, Event, Parsed, Text, Thought
 from tokenspeed.gateway.text.tokenizer import Tokenizer
 
 encode_json = msgspec.json.Encoder().encode
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,31 @@ class Head:
     model: str
 
 
-class Format(Protocol):
-    """One API's way to write an answer."""
+@dataclass(frozen=True)
+class UsageOptions:
+    """When a stream tells the count of tokens: at its end, and beside every event."""
 
-    def opening(self, choice: int, usage: bytes | None) -> bytes:
+    at_end: bool
+    always: bool
+
+
+CountTokens = Callable[[], Usage]
+
+
+class Format(Protocol):
+    """One API's way to write an answer. `count` gives the tokens so far; counting costs, so it is called at need."""
+
+    def opening(self, choice: int, count: CountTokens) -> bytes:
         """Events before the first text of a choice."""
 
-    def events(self, choice: int, piece: Piece, usage: bytes | None) -> bytes:
-        """Events for a piece; `usage` is the running count when the client asked for it in every event."""
+    def events(self, choice: int, piece: Piece, count: CountTokens) -> bytes:
+        """Events for a piece."""
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """The event after all choices have ended."""
+    def ending(self, count: CountTokens) -> bytes:
+        """Events after all choices have ended."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """Events that end a stream with an error."""
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         """The answer in one body, a piece a choice."""
@@ -76,7 +91,8 @@ class _Base:
     chunk_object = ""
     whole_object = ""
 
-    def __init__(self, head: Head, tokenizer: Tokenizer, usage_in_stream: bool) -> None:
+    def __init__(self, head: Head, tokenizer: Tokenizer, usage: UsageOptions) -> None:
+        self._usage = usage
         self._tokenizer = tokenizer
         self._returns_ids = False
         self._extra: dict[str, Any] = {}
@@ -84,14 +100,18 @@ class _Base:
         fields = {"id": head.id, "object": self.chunk_object, "created": head.created_s, "model": head.model}
         self._start = b"data: " + encode_json(fields)[:-1] + b',"choices":['
         # A client that asked for usage expects the key in every event.
-        self._no_usage = b"]" + (b',"usage":null' if usage_in_stream else b"") + b"}\n\n"
+        self._no_usage = b"]" + (b',"usage":null' if usage.at_end else b"") + b"}\n\n"
 
-    def _close(self, usage: bytes | None) -> bytes:
-        return self._no_usage if usage is None else b'],"usage":' + usage + b"}\n\n"
+    def _close(self, count: CountTokens) -> bytes:
+        return b'],"usage":' + count().as_json() + b"}\n\n" if self._usage.always else self._no_usage
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """The event with no choices and the final count."""
-        return self._start + b'],"usage":' + usage.as_json() + b"}\n\n"
+    def ending(self, count: CountTokens) -> bytes:
+        """The event with no choices and the final count, if it was asked for, and the end."""
+        return (self._start + b'],"usage":' + count().as_json() + b"}\n\n" if self._usage.at_end else b"") + _DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The error as an event, and the end."""
+        return b"data: " + error.body + b"\n\n" + _DONE
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         """The answer in one body."""
@@ -127,32 +147,32 @@ class ChatFormat(_Base):
         self,
         head: Head,
         tokenizer: Tokenizer,
-        usage_in_stream: bool,
+        usage: UsageOptions,
         logprobs: bool,
         prompt_ids: Sequence[int] | None,
     ) -> None:
         """prompt_ids: the prompt's tokens where the client asked for token ids, else None."""
-        super().__init__(head, tokenizer, usage_in_stream)
+        super().__init__(head, tokenizer, usage)
         self._logprobs = logprobs
         self._returns_ids = prompt_ids is not None
         if prompt_ids is not None:
             self._extra = {"prompt_token_ids": prompt_ids}
 
-    def opening(self, choice: int, usage: bytes | None) -> bytes:
+    def opening(self, choice: int, count: CountTokens) -> bytes:
         """The delta that names the role."""
         delta = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % choice
         extra = encode_json(self._extra)[1:-1]
-        return self._start + delta + (b"]," + extra + self._close(usage)[1:] if extra else self._close(usage))
+        return self._start + delta + (b"]," + extra + self._close(count)[1:] if extra else self._close(count))
 
-    def events(self, choice: int, piece: Piece, usage: bytes | None) -> bytes:
+    def events(self, choice: int, piece: Piece, count: CountTokens) -> bytes:
         """A content delta when there is any, and the finish event at the end."""
         out = b""
         if piece.events:
             first, *others = map(_delta_of, _merged(piece.events))
-            out = self._delta(choice, first, piece, usage)
-            out += b"".join(self._delta(choice, delta, None, usage) for delta in others)
+            out = self._delta(choice, first, piece, count)
+            out += b"".join(self._delta(choice, delta, None, count) for delta in others)
         elif self._has_delta(piece):
-            out = self._delta(choice, b'{"content":' + encode_json(piece.text) + b"}", piece, usage)
+            out = self._delta(choice, b'{"content":' + encode_json(piece.text) + b"}", piece, count)
         if piece.finish:
             finish = {
                 "index": choice,
@@ -161,10 +181,10 @@ class ChatFormat(_Base):
                 "finish_reason": piece.finish,
                 "matched_stop": piece.matched,
             }
-            out += self._start + encode_json(finish) + self._close(usage)
+            out += self._start + encode_json(finish) + self._close(count)
         return out
 
-    def _delta(self, choice: int, delta: bytes, piece: Piece | None, usage: bytes | None) -> bytes:
+    def _delta(self, choice: int, delta: bytes, piece: Piece | None, count: CountTokens) -> bytes:
         """One chunk. Logprobs and ids of `piece` go with its first one."""
         logprobs = encode_json(self._entries(piece.logprobs)) if piece is not None and piece.logprobs else b"null"
         return b"".join(
@@ -177,7 +197,7 @@ class ChatFormat(_Base):
                 b',"finish_reason":null',
                 self._ids(piece) if piece is not None else b"",
                 b"}",
-                self._close(usage),
+                self._close(count),
             )
         )
 
@@ -263,30 +283,30 @@ class CompletionFormat(_Base):
         self,
         head: Head,
         tokenizer: Tokenizer,
-        usage_in_stream: bool,
+        usage: UsageOptions,
         logprobs: bool,
         echoes: Sequence[str],
         prompt_ids: Sequence[Sequence[int]] | None,
     ) -> None:
         """prompt_ids: the prompt's tokens of each choice where the client asked for token ids, else None."""
-        super().__init__(head, tokenizer, usage_in_stream)
+        super().__init__(head, tokenizer, usage)
         self._logprobs = logprobs
         self._echoes = echoes
         self._prompt_ids = prompt_ids
         self._returns_ids = prompt_ids is not None
 
-    def opening(self, choice: int, usage: bytes | None) -> bytes:
+    def opening(self, choice: int, count: CountTokens) -> bytes:
         """The echo of the prompt, if it was asked for."""
         echo = self._echoes[choice]
         ids = b"" if self._prompt_ids is None else b',"prompt_token_ids":' + encode_json(self._prompt_ids[choice])
-        return self._event(choice, echo, b"null" + ids, usage) if echo or ids else b""
+        return self._event(choice, echo, b"null" + ids, count) if echo or ids else b""
 
-    def events(self, choice: int, piece: Piece, usage: bytes | None) -> bytes:
+    def events(self, choice: int, piece: Piece, count: CountTokens) -> bytes:
         """A text event when there is any, and the finish event at the end."""
         out = b""
         if self._has_delta(piece):
             logprobs = encode_json(self._columns(choice, piece.logprobs)) if piece.logprobs else b"null"
-            out = self._event(choice, piece.text, logprobs + self._ids(piece), usage)
+            out = self._event(choice, piece.text, logprobs + self._ids(piece), count)
         if piece.finish:
             finish = {
                 "index": choice,
@@ -295,10 +315,10 @@ class CompletionFormat(_Base):
                 "finish_reason": piece.finish,
                 "matched_stop": piece.matched,
             }
-            out += self._start + encode_json(finish) + self._close(usage)
+            out += self._start + encode_json(finish) + self._close(count)
         return out
 
-    def _event(self, choice: int, text: str, logprobs: bytes, usage: bytes | None) -> bytes:
+    def _event(self, choice: int, text: str, logprobs: bytes, count: CountTokens) -> bytes:
         parts = (
             self._start,
             b'{"index":%d,"text":' % choice,
@@ -306,7 +326,7 @@ class CompletionFormat(_Base):
             b',"logprobs":',
             logprobs,
             b',"finish_reason":null}',
-            self._close(usage),
+            self._close(count),
         )
         return b"".join(parts)
 

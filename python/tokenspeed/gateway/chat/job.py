@@ -43,8 +43,6 @@ class Job:
     """The parsers of reasoning and tool calls; None: all text is content."""
     format: Format
     stream: bool
-    include_usage: bool
-    continuous_usage: bool
 
     @property
     def num_generations(self) -> int:

@@ -19,6 +19,8 @@ from tokenspeed.gateway.chat.chat_request import chat_job
 from tokenspeed.gateway.chat.completion_request import completion_job
 from tokenspeed.gateway.chat.fields import parse_body
 from tokenspeed.gateway.chat.format import encode_json
+from tokenspeed.gateway.chat.messages_format import messages_error
+from tokenspeed.gateway.chat.messages_request import count_tokens, messages_job
 from tokenspeed.gateway.http.auth import KeyCheck
 from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.http.service import MakeJob, Service
@@ -64,6 +66,8 @@ class Server:
             [
                 web.post("/v1/chat/completions", self._generation(chat_job)),
                 web.post("/v1/completions", self._generation(completion_job)),
+                web.post("/v1/messages", self._generation(messages_job)),
+                web.post("/v1/messages/count_tokens", self._count_tokens),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{id:.+}", self._model),
                 web.post("/v1/tokenize", self._tokenize),
@@ -101,14 +105,17 @@ class Server:
         try:
             return await handler(request)
         except ApiError as error:
-            return _error_response(error)
+            return _error_response(error, request.path)
         except web.HTTPRequestEntityTooLarge as error:
-            return _error_response(ApiError(413, "request_too_large", f"the body is too large: {error.text}"))
+            too_large = ApiError(413, "request_too_large", f"the body is too large: {error.text}")
+            return _error_response(too_large, request.path)
         except web.HTTPNotFound:
-            return _error_response(ApiError(404, "unknown_url", f"no such endpoint: {request.method} {request.path}"))
+            unknown = ApiError(404, "unknown_url", f"no such endpoint: {request.method} {request.path}")
+            return _error_response(unknown, request.path)
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))
-            response = _error_response(ApiError(405, "method_not_allowed", f"{request.path} takes {allowed}"))
+            wrong_method = ApiError(405, "method_not_allowed", f"{request.path} takes {allowed}")
+            response = _error_response(wrong_method, request.path)
             response.headers["allow"] = allowed
             return response
         except (web.HTTPException, ConnectionError):
@@ -116,7 +123,8 @@ class Server:
         except Exception:
             # The border: one request's bug must not take the others with it, and it must not pass unseen.
             logger.exception("request %s failed", request[_REQUEST_ID])
-            return _error_response(ApiError(500, "internal_error", "this server failed; its log says why"))
+            failed = ApiError(500, "internal_error", "this server failed; its log says why")
+            return _error_response(failed, request.path)
 
     def _request_id(self, request: web.Request) -> str:
         for name in self._id_headers:
@@ -127,7 +135,7 @@ class Server:
 
     def _generation(self, make_job: MakeJob) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
-            self._keys.check(request.headers.get("authorization"))
+            self._keys.check(request.headers)
             return await self._service.handle(request, request[_REQUEST_ID], make_job)
 
         return handler
@@ -154,15 +162,19 @@ class Server:
         }
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        self._keys.check(request.headers.get("authorization"))
+        self._keys.check(request.headers)
         asked, _ = parse_body(await request.read(), TokenizeRequest)
         model = self._service.model
         model.check_name(asked.model)
         ids = await model.encode(asked.prompt, "prompt", add_special_tokens=asked.add_special_tokens)
         return _json({"tokens": ids, "count": len(ids)})
 
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers)
+        return web.Response(body=await count_tokens(await request.read(), self._service.model), content_type=_JSON)
+
     async def _detokenize(self, request: web.Request) -> web.Response:
-        self._keys.check(request.headers.get("authorization"))
+        self._keys.check(request.headers)
         asked, _ = parse_body(await request.read(), DetokenizeRequest)
         model = self._service.model
         model.check_name(asked.model)
@@ -215,5 +227,7 @@ def _json(value: object, status: int = 200) -> web.Response:
     return web.Response(body=encode_json(value), status=status, content_type=_JSON)
 
 
-def _error_response(error: ApiError) -> web.Response:
-    return web.Response(body=error.body, status=error.status, content_type=_JSON, headers=error.headers)
+def _error_response(error: ApiError, path: str) -> web.Response:
+    """An error in the shape that the clients of this path read."""
+    body = messages_error(error) if path.startswith("/v1/messages") else error.body
+    return web.Response(body=body, status=error.status, content_type=_JSON, headers=error.headers)

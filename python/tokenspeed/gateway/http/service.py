@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from tokenspeed.gateway.chat.answer import Answer
-from tokenspeed.gateway.chat.format import DONE, encode_json
 from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.http.admission import Admission
@@ -160,12 +159,12 @@ class _Run:
         if not events.started:
             raise error
         self._service.metrics.route_failed(self._route, error.type, error.code)
-        await events.write(b"data: " + encode_json({"error": error.fields}) + b"\n\n" + DONE)
+        await events.write(self.job.format.failure(error))
 
     def count(self) -> None:
         """Record what the request used, whatever its end."""
         now_s = time.monotonic()
-        usage, first_s = self._answer.usage, self._answer.first_token_s
+        usage, first_s = self._answer.count(), self._answer.first_token_s
         times = RequestTimes(
             total_s=now_s - self._arrived_s,
             first_token_s=None if first_s is None else first_s - self._arrived_s,

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: MIT
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API, as a conversation for the template.
+
+Blocks become what chat templates know: text, tool calls of an assistant's message, tool results as messages of their
+own, thinking as `reasoning_content`. A last message of the assistant is gone on with. What a text model cannot read
+(images, documents) is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from tokenspeed.gateway.chat.chat_request import ChatMessage, ChatRequest, conversation_job
+from tokenspeed.gateway.chat.fields import parse_body
+from tokenspeed.gateway.chat.format import Format, Head, encode_json
+from tokenspeed.gateway.chat.job import Job
+from tokenspeed.gateway.chat.messages_format import MessagesFormat
+from tokenspeed.gateway.chat.model import ServedModel
+from tokenspeed.gateway.chat.tool_use import FunctionChoice, FunctionSpec, NamedChoice, ToolChoice, ToolSpec
+from tokenspeed.gateway.http.errors import invalid
+
+Blocks = str | list[dict[str, Any]]
+
+
+class MessageParam(msgspec.Struct, frozen=True):
+    """One turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+
+class ToolParam(msgspec.Struct, frozen=True):
+    """A tool of the client's own."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+
+
+class ToolChoiceParam(msgspec.Struct, frozen=True):
+    """auto, any (some tool), tool (the named one) or none."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingParam(msgspec.Struct, frozen=True):
+    """Whether the model may think first. A budget is advice here: thinking is not cut."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a request that makes the prompt."""
+
+    model: str | None = None
+    messages: list[MessageParam]
+    system: Blocks | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingParam | None = None
+
+
+class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
+    """The fields that are honoured."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stream: bool | None = None
+
+
+_REFUSED = {
+    "mcp_servers": "this server calls no tools itself",
+    "container": "this server runs no code",
+    "context_management": "prompts are never edited",
+}
+
+
+async def messages_job(body: bytes, model: ServedModel, request_id: str) -> Job:
+    """Check everything that can be checked without an engine. Raises `ApiError`."""
+    request, fields = parse_body(body, MessagesRequest)
+    _refuse(fields)
+    if request.max_tokens < 1:
+        raise invalid("max_tokens", "integer_below_min_value", "max_tokens must be at least 1")
+    messages = _conversation(request)
+    chat = _chat_request(
+        request,
+        messages,
+        {
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "stop": request.stop_sequences,
+            "stream": request.stream,
+        },
+    )
+
+    def make_format(prompt: Sequence[int], request_id: str) -> Format:
+        return MessagesFormat(Head(request_id, int(time.time()), model.name))
+
+    raw = {"messages": messages, "tools": _shown_tools(request.tools)}
+    return await conversation_job(chat, raw, model, f"msg_{request_id}", "messages", make_format)
+
+
+async def count_tokens(body: bytes, model: ServedModel) -> bytes:
+    """The body of the answer to `count_tokens`. Raises `ApiError`."""
+    request, fields = parse_body(body, CountTokensRequest)
+    _refuse(fields)
+    messages = _conversation(request)
+
+    def no_format(prompt: Sequence[int], request_id: str) -> Format:
+        return MessagesFormat(Head(request_id, 0, model.name))
+
+    raw = {"messages": messages, "tools": _shown_tools(request.tools)}
+    job = await conversation_job(_chat_request(request, messages, {}), raw, model, "count", "messages", no_format)
+    return encode_json({"input_tokens": len(job.prompts[0])})
+
+
+def _refuse(fields: Mapping[str, Any]) -> None:
+    for name, reason in _REFUSED.items():
+        if fields.get(name):
+            raise invalid(name, "unsupported_parameter", f"{name} is not supported: {reason}")
+
+
+def _chat_request(
+    request: CountTokensRequest, messages: Sequence[dict[str, Any]], sampling: Mapping[str, Any]
+) -> ChatRequest:
+    choice = request.tool_choice
+    thinking = request.thinking
+    variables = None
+    if thinking is not None:
+        # The two names that templates use for it.
+        on = thinking.type != "disabled"
+        variables = {"enable_thinking": on, "thinking": on}
+    return ChatRequest(
+        model=request.model,
+        messages=[msgspec.convert(message, ChatMessage) for message in messages],
+        continue_final_message=messages[-1]["role"] == "assistant" if messages else None,
+        chat_template_kwargs=variables,
+        tools=[
+            ToolSpec("function", FunctionSpec(tool.name, tool.description, tool.input_schema))
+            for tool in request.tools or []
+        ],
+        tool_choice=None if choice is None else _tool_choice(choice),
+        parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+        **sampling,
+    )
+
+
+def _tool_choice(choice: ToolChoiceParam) -> ToolChoice:
+    if choice.type == "tool":
+        if choice.name is None:
+            raise invalid("tool_choice.name", "missing_required_parameter", "tool_choice.name is required")
+        return NamedChoice("function", FunctionChoice(choice.name))
+    return "required" if choice.type == "any" else choice.type
+
+
+def _shown_tools(tools: Sequence[ToolParam] | None) -> list[dict[str, Any]]:
+    """Tools in the shape that chat templates know."""
+    shown = []
+    for i, tool in enumerate(tools or []):
+        if tool.type not in (None, "custom"):
+            message = f"tools[{i}]: a tool of type {tool.type!r} runs at its vendor's; only custom tools are supported"
+            raise invalid(f"tools[{i}].type", "unsupported_parameter", message)
+        function: dict[str, Any] = {"name": tool.name}
+        if tool.description is not None:
+            function["description"] = tool.description
+        function["parameters"] = tool.input_schema or {"type": "object", "properties": {}}
+        shown.append({"type": "function", "function": function})
+    return shown
+
+
+def _conversation(request: CountTokensRequest) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if request.system:
+        messages.append({"role": "system", "content": _text(request.system, "system")})
+    if not request.messages:
+        raise invalid("messages", "empty_array", "messages must have at least one message")
+    for i, message in enumerate(request.messages):
+        where = f"messages[{i}].content"
+        if message.role == "assistant":
+            messages.append(_assistant(message.content, where))
+        elif message.role == "system":
+            messages.append({"role": "system", "content": _text(message.content, where)})
+        else:
+            messages += _user(message.content, where)
+    return messages
+
+
+def _user(content: Blocks, where: str) -> list[dict[str, Any]]:
+    """Tool results first, each a message, then the text: that is the order in which a model expects them."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    results, texts = [], []
+    for i, block in enumerate(content):
+        at = f"{where}[{i}]"
+        if block.get("type") == "tool_result":
+            text = _text(block.get("content") or "", f"{at}.content")
+            results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": text})
+        else:
+            texts.append(_block_text(block, at))
+    return results + ([{"role": "user", "content": "\n".join(texts)}] if texts else [])
+
+
+def _assistant(content: Blocks, where: str) -> dict[str, Any]:
+    if isinstance(content, str):
+        return {"role": "assistant", "content": content}
+    texts, thoughts, calls = [], [], []
+    for i, block in enumerate(content):
+        match block.get("type"):
+            case "thinking":
+                thoughts.append(str(block.get("thinking") or ""))
+            case "redacted_thinking":
+                continue  # It is for its maker's eyes only.
+            case "tool_use":
+                function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
+                calls.append({"id": block.get("id"), "type": "function", "function": function})
+            case _:
+                texts.append(_block_text(block, f"{where}[{i}]"))
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _text(content: Blocks, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join([_block_text(block, f"{where}[{i}]") for i, block in enumerate(content)])
+
+
+def _block_text(block: dict[str, Any], where: str) -> str:
+    if block.get("type") != "text":
+        message = f"{where}: a block of type {block.get('type')!r} is not supported (text)"
+        raise invalid(f"{where}.type", "unsupported_content", message)
+    text = block.get("text")
+    if not isinstance(text, str):
+        raise invalid(f"{where}.text", "invalid_type", f"{where}.text must be a string")
+    return text
