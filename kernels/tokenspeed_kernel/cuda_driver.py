@@ -129,3 +129,9 @@ def _call(name: str, *arguments: Any) -> None:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(status, ctypes.byref(text))
         raise RuntimeError(f"{name} failed: {(text.value or b'unknown error').decode()} ({status})")
+
+
+def driver_call(ordinal: int, name: str, *arguments: Any) -> None:
+    """Call a function of the driver in torch's context of device `ordinal`; RuntimeError with its words on failure."""
+    _use_device(ordinal)
+    _call(name, *arguments)

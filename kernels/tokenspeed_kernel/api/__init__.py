@@ -20,7 +20,9 @@ from tokenspeed_kernel.api.layers import (
 from tokenspeed_kernel.api.moe import prepare_experts, route, run_experts
 from tokenspeed_kernel.api.paged import attention, copy_blocks, latent_attention, store_kv, store_latent
 from tokenspeed_kernel.api.sampling import apply_penalties, logprobs, sample
+from tokenspeed_kernel.api.step import decode_inputs, keep_tokens, update_tables
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.cuda_memory import ReservedMemory, view_of_address
 from tokenspeed_kernel.moe.routing import Routing
 from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
 from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, PackedWeight, Weight
@@ -35,14 +37,17 @@ __all__ = [
     "KernelError",
     "PackedWeight",
     "Routing",
+    "ReservedMemory",
     "Weight",
     "add_rms_norm",
     "apply_penalties",
     "attention",
     "copy_blocks",
+    "decode_inputs",
     "embedding",
     "explain",
     "latent_attention",
+    "keep_tokens",
     "linear",
     "linear_heads",
     "logprobs",
@@ -59,4 +64,6 @@ __all__ = [
     "silu_and_mul",
     "store_kv",
     "store_latent",
+    "update_tables",
+    "view_of_address",
 ]

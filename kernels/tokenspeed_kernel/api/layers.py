@@ -12,7 +12,7 @@ from tokenspeed_kernel.registry import ops, solve
 def prepare_weight(weight: Weight, device: torch.device | str, dtype: torch.dtype | None = None) -> Weight:
     """Re-pack a weight once, at load, into the form that `linear` and `embedding` read fastest on `device`.
 
-    weight: float32, bfloat16 or float16 [N, K], or a PackedWeight in layout "gguf", on the CPU.
+    weight: float32, bfloat16 or float16 [N, K], or a PackedWeight in layout "gguf", on the CPU or already on `device`.
     device: where it will be used.
     dtype: activations' dtype there; a device that keeps no packed weights dequantises to it. None: bfloat16 on
         "cuda", float32 on "cpu".

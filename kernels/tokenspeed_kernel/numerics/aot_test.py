@@ -21,6 +21,7 @@ from tokenspeed_kernel.norm.triton_norm import rms_norm_kernel
 from tokenspeed_kernel.rope.triton_rope import rope_kernel
 from tokenspeed_kernel.sampling.triton_penalties import penalties_kernel
 from tokenspeed_kernel.sampling.triton_sample import sample_kernel
+from tokenspeed_kernel.step.triton_step import decode_inputs_kernel, keep_tokens_kernel, update_tables_kernel
 
 
 class Build(NamedTuple):
@@ -136,6 +137,20 @@ BUILDS = {
         2,
     ),
     "penalties": Build(penalties_kernel, _PENALTIES, {"BLOCK": 1024}),
+    "update tables": Build(
+        update_tables_kernel, dict.fromkeys(("tables", "updates", "count"), "*i32"), {"BLOCK": 128}
+    ),
+    "decode inputs": Build(
+        decode_inputs_kernel,
+        {
+            **dict.fromkeys(("rows", "tables", "kv_lens", "row_tables"), "*i32"),
+            **dict.fromkeys(("last_tokens", "token_ids", "positions", "slot_mapping", "slots", "new_positions"), "*i64"),
+        },
+        {"BLOCK": 1024},
+    ),
+    "keep tokens": Build(
+        keep_tokens_kernel, {"tokens": "*i32", "slots": "*i64", "last_tokens": "*i64"}, {"BLOCK": 128}
+    ),
     "sample": Build(sample_kernel, _SAMPLE, {"BLOCK": 1024}, 8),
 }
 

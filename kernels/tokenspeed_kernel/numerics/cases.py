@@ -376,6 +376,36 @@ def _experts(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
         yield Case("moe.experts", label, dtype, (x, weights, chosen, experts), traits={"activation": activation.kind})
 
 
+def _step_tables(generator: torch.Generator) -> torch.Tensor:
+    return torch.randperm(6 * 5, generator=generator).int().view(6, 5)
+
+
+def _update_tables(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    if dtype == torch.int32:
+        cells = torch.randperm(30, generator=generator)
+        updates = torch.stack([cells // 5, cells % 5, cells + 100], dim=1).int()
+        for count in (0, 1, 29):
+            args = (_step_tables(generator), updates, torch.tensor([count], dtype=torch.int32))
+            yield Case("step.update_tables", f"{count} of 30 updates", dtype, args, mutated=(0,))
+
+
+def _decode_inputs(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    if dtype == torch.int32:
+        for slots, lengths in (((3,), (0,)), ((4, 0, 2, 5, 5), (15, 16, 79, 0, 0))):
+            tokens = torch.randint(0, 9000, (6,), generator=generator)
+            args = (torch.tensor([slots, lengths], dtype=torch.int32), tokens, _step_tables(generator), 16)
+            yield Case("step.decode_inputs", f"{len(slots)} rows", dtype, args)
+
+
+def _keep_tokens(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    if dtype == torch.int32:
+        for num_rows in (1, 150):
+            slots = torch.randperm(160, generator=generator)[:num_rows]
+            tokens = torch.randint(0, 9000, (num_rows,), generator=generator).int()
+            args = (tokens, slots, torch.arange(160))
+            yield Case("step.keep_tokens", f"{num_rows} rows", dtype, args, mutated=(2,))
+
+
 _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "attention.paged": _attention,
     "attention.mla": _latent_attention,
@@ -395,4 +425,7 @@ _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "sampling.penalties": _penalties,
     "sampling.sample": _sample,
     "sampling.logprobs": _logprobs,
+    "step.update_tables": _update_tables,
+    "step.decode_inputs": _decode_inputs,
+    "step.keep_tokens": _keep_tokens,
 }

@@ -20,7 +20,7 @@ from tokenspeed_kernel.registry.errors import KernelError
 from tokenspeed_kernel.registry.platform import current_platform
 
 PLUGIN_GROUP = "tokenspeed_kernel.plugins"
-FAMILIES = ("attention", "gemm", "norm", "activation", "rope", "sampling", "kvcache", "quant", "moe")
+FAMILIES = ("attention", "gemm", "norm", "activation", "rope", "sampling", "kvcache", "quant", "moe", "step")
 
 _PACKAGE = "tokenspeed_kernel"
 _PREFIXES = ("reference", "vendor_", "cpu_", "triton_", "cuda_")

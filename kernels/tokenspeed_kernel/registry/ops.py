@@ -41,3 +41,6 @@ MOE_EXPERTS = declare_op(
     ("weight_formats", "weight_layouts", "activation"),
     "weighted sum of the chosen experts' gated feed-forward networks",
 )
+STEP_UPDATE_TABLES = declare_op("step.update_tables", (), "write cells of the block tables kept on the device")
+STEP_DECODE_INPUTS = declare_op("step.decode_inputs", (), "what a decode step reads, from slots and lengths alone")
+STEP_KEEP_TOKENS = declare_op("step.keep_tokens", (), "leave sampled tokens for the next step, by slot")

@@ -21,7 +21,7 @@ Solution = Callable[..., Any]
 F = TypeVar("F", bound=Solution)
 TraitRule = frozenset[Hashable] | Callable[[Any], bool]
 
-_KNOWN_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.uint8})
+_KNOWN_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.uint8})
 
 
 class Band(enum.IntEnum):

@@ -13,7 +13,7 @@ from tokenspeed.config.flags import Flag, Kind
 
 _ONE_GPU = "this release runs a model on one device"
 _EXPERTS = "this release has no mixture-of-experts models"
-_GRAPHS = "this release runs without CUDA graphs"
+_GRAPHS = "this release captures decode steps only; see --cudagraph-capture-sizes"
 _KVSTORE = "this release keeps KV blocks on the device only"
 _PD = "this release serves prefill and decode in one engine"
 _RL = "this release has no control server for trainers"
@@ -89,8 +89,6 @@ _KERNELS = (
     _no("--sampling-backend", "str", None, _BACKEND),
     _no("--sampling-stream", "str", "batch", _BACKEND),
     _no("--skip-softmax-threshold", "float", 0.0, _BACKEND),
-    _no("--max-cudagraph-capture-size", "int", None, _GRAPHS, 0),
-    _no("--cudagraph-capture-sizes", "ints", None, _GRAPHS),
     _no("--prefill-graph-max-tokens", "int", None, _GRAPHS, 0),
     _no("--prefill-graph-capture-token-sizes", "ints", None, _GRAPHS),
     _no("--prefill-graph-capture-sizes", "ints", None, _GRAPHS),

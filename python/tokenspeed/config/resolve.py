@@ -84,6 +84,15 @@ class SchedulerLimits:
 
 
 @dataclass(frozen=True)
+class GraphConfig:
+    """Decode steps to capture on a GPU. sizes: batch sizes, ascending; none for none. padded: whether a step may use a
+    larger size than its own."""
+
+    sizes: tuple[int, ...]
+    padded: bool
+
+
+@dataclass(frozen=True)
 class AdmissionConfig:
     """What a request is checked against. `seed` is the base of seeds that nobody gave; None: a random one."""
 
@@ -123,6 +132,7 @@ class Config:
     loader: LoaderConfig
     memory: MemoryConfig
     scheduler: SchedulerLimits
+    graphs: GraphConfig
     admission: AdmissionConfig
     log: LogConfig
     lane: LaneConfig
@@ -144,6 +154,7 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
         loader=LoaderConfig(raw["load_format"]),
         memory=_memory(raw, on_cpu),
         scheduler=scheduler,
+        graphs=_graphs(raw, on_cpu, scheduler.max_num_seqs),
         admission=AdmissionConfig(model.vocab_size, max_model_len, _at_least(raw, "stream_interval", 1), raw["seed"]),
         log=LogConfig(
             "warning" if raw["log_level"] == "warn" else raw["log_level"],
@@ -248,6 +259,27 @@ def _scheduler(raw: Mapping[str, Any], model: ModelFacts, on_cpu: bool, max_mode
         enable_prefix_caching=raw["enable_prefix_caching"],
         eos_token_ids=tuple(model.eos_token_ids),
     )
+
+
+def _graphs(raw: Mapping[str, Any], on_cpu: bool, max_num_seqs: int) -> GraphConfig:
+    padded = not raw["disable_cuda_graph_padding"]
+    if on_cpu or raw["enforce_eager"]:
+        return GraphConfig((), padded)
+    largest = max_num_seqs
+    if raw["max_cudagraph_capture_size"] is not None:
+        largest = min(_at_least(raw, "max_cudagraph_capture_size", 1), max_num_seqs)
+    if raw["cudagraph_capture_sizes"] is None:
+        return GraphConfig(capture_sizes(largest), padded)
+    asked = sorted(set(raw["cudagraph_capture_sizes"]))
+    if not asked or asked[0] < 1:
+        raise FlagError("--cudagraph-capture-sizes", f"{asked} are not sizes of batches")
+    return GraphConfig(tuple(size for size in asked if size <= largest), padded)
+
+
+def capture_sizes(largest: int) -> tuple[int, ...]:
+    """Batch sizes worth a graph of their own: dense where one more row costs most, and the largest that traffic has."""
+    dense = [1, 2, 3, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, largest, 64)]
+    return (*[size for size in dense if size < largest], largest)
 
 
 def _overlap_depth(raw: Mapping[str, Any]) -> int:

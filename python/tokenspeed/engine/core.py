@@ -2,8 +2,8 @@
 """Puts an engine together: weights, measured memory, KV blocks, scheduler, sampler, executor, loop. And its thread.
 
 `build` is called once a process, by `headless` (a lane as frontend) or by `offline` (an in-process queue). The order
-is the promise: weights first, then the worst step is measured, then the KV pool takes what is left, then every path
-that traffic can reach is run once (`warmup`), and only then is the engine ready.
+is the promise: weights first, then the worst step is measured and decode steps are captured, then the KV pool takes
+what is left, then every path that traffic can reach is run once (`warmup`), and only then is the engine ready.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.resolve import Config, DeviceConfig, SchedulerLimits
 from tokenspeed.engine import memory
 from tokenspeed.engine.admission import Admission
+from tokenspeed.engine.compiles import LateCompiles
+from tokenspeed.engine.device_state import DeviceState
 from tokenspeed.engine.executor import Executor, InlineExecutor, StreamExecutor, ThreadExecutor
+from tokenspeed.engine.gpu_start import start_gpu
+from tokenspeed.engine.graphs import DecodeGraphs
 from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.messages import Frontend
@@ -54,6 +58,7 @@ class EngineCore:
     loop: EngineLoop
     executor: Executor
     num_blocks: int
+    late_compiles: LateCompiles
 
 
 def build(
@@ -68,15 +73,26 @@ def build(
     model = load_model(
         source, served, device, getattr(torch, config.device.dtype), load_format=config.loader.load_format
     )
-    free_bytes = _free_bytes(config, hardware, device)
     layers = model.kv_cache(config.memory.block_size)
-    num_blocks = memory.num_kv_blocks(config.memory, config.scheduler, total_block_bytes(layers), free_bytes)
-    caches = [tuple(tensor.allocate(num_blocks, device) for tensor in layer) for layer in layers]
+    num_slots, num_columns = _table_shape(config.scheduler)
+    on_cpu = device.type == "cpu"
+    state = DeviceState(num_slots, num_columns, config.memory.block_size, device, mirrored=not on_cpu)
+    sampler = Sampler(
+        SamplerConfig(state.padding_slot + 1, model_config.vocab_size, device, model_config.eos_token_ids)
+    )
+    graphs: DecodeGraphs | None = None
+    if on_cpu:
+        free_bytes = memory.cpu_free_bytes(hardware.available_ram_bytes, config.memory.share)
+        num_blocks = memory.num_kv_blocks(config.memory, config.scheduler, total_block_bytes(layers), free_bytes, None)
+        caches = [tuple(tensor.allocate(num_blocks, device) for tensor in layer) for layer in layers]
+    else:
+        progress("capturing decode steps")
+        started = start_gpu(config, model, layers, sampler, state)
+        caches, num_blocks, graphs = started.caches, started.num_blocks, started.graphs
     scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks))
-    tables = scheduler.block_tables()
-    sampler = Sampler(SamplerConfig(len(tables), model_config.vocab_size, device, model_config.eos_token_ids))
-    block_size, num_buffers = config.memory.block_size, config.scheduler.overlap_depth + 2
-    runner = ModelRunner(model, sampler, caches, tables, block_size, num_buffers)
+    runner = ModelRunner(
+        model, sampler, caches, scheduler.block_tables(), state, config.scheduler.overlap_depth + 2, graphs
+    )
     executor = _executor(runner, config)
     requests = RequestTable()
     loop = EngineLoop(
@@ -90,7 +106,10 @@ def build(
     )
     progress("warming up")
     warm_up(loop, config)
-    return EngineCore(config, loop, executor, num_blocks)
+    late_compiles = LateCompiles()
+    if not on_cpu:
+        late_compiles.watch()
+    return EngineCore(config, loop, executor, num_blocks, late_compiles)
 
 
 def prepare_device(device: DeviceConfig) -> None:
@@ -130,14 +149,10 @@ def scheduler_config(limits: SchedulerLimits, num_blocks: int) -> tokenspeed_cc.
     )
 
 
-def _free_bytes(config: Config, hardware: Hardware, device: torch.device) -> int:
-    if device.type == "cpu":
-        return memory.cpu_free_bytes(hardware.available_ram_bytes, config.memory.share)
-    free, total = torch.cuda.mem_get_info(device)
-    # Logits and sampling scratch of a full batch, and the widest activations of a full step, in float32.
-    vocab, tokens = config.admission.vocab_size, config.scheduler.max_batched_tokens
-    activations = 4 * (6 * vocab * config.scheduler.max_num_seqs + 16384 * tokens)
-    return memory.gpu_free_bytes(total, total - free, activations, config.memory.share)
+def _table_shape(limits: SchedulerLimits) -> tuple[int, int]:
+    """Slots, and columns of a block table, of the scheduler that these limits make, whatever its pool."""
+    tables = tokenspeed_cc.Scheduler(scheduler_config(limits, num_blocks=2)).block_tables()
+    return tables.shape[0], tables.shape[1]
 
 
 def _executor(runner: ModelRunner, config: Config) -> Executor:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tokenspeed.engine import inputs
-from tokenspeed.engine.runner import last_writes
+from tokenspeed.engine.device_state import last_writes
 
 BLOCK = 8
 

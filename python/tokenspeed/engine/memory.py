@@ -7,6 +7,7 @@ Called once at start by `core`. It allocates nothing; it says what fits, and whe
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from tokenspeed.config.resolve import MemoryConfig, SchedulerLimits
 from tokenspeed.engine.errors import OutOfMemory
@@ -17,24 +18,54 @@ PADDING_BLOCKS = 1
 """Block 0 is never handed out."""
 
 
-def num_kv_blocks(config: MemoryConfig, limits: SchedulerLimits, block_bytes: int, free_bytes: int) -> int:
+@dataclass(frozen=True)
+class GpuParts:
+    """What was measured. used_bytes: by weights, graphs and everybody else on the GPU; activation_bytes: of the widest
+    step, which come and go."""
+
+    total_bytes: int
+    used_bytes: int
+    activation_bytes: int
+
+    def __str__(self) -> str:
+        gib = [number / 2**30 for number in (self.total_bytes, self.used_bytes, self.activation_bytes)]
+        return "of {:.1f} GiB, {:.1f} GiB are in use and a full step takes {:.1f} GiB".format(*gib)
+
+
+def sizing_flag(config: MemoryConfig) -> str:
+    """The flag that decides how large the pool is."""
+    if config.num_tokens is not None:
+        return "--max-total-tokens"
+    return "--gpu-memory-utilization" if config.num_bytes is None else "--kv-cache-gib"
+
+
+def most_blocks(limits: SchedulerLimits) -> int:
+    """More than every running request at its longest, several times over for the prefix cache, is only waste."""
+    return 4 * limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
+
+
+def num_kv_blocks(
+    config: MemoryConfig, limits: SchedulerLimits, block_bytes: int, free_bytes: int, parts: GpuParts | None
+) -> int:
     """Blocks of the device pool, block 0 included.
 
     block_bytes: of one block over all layers and everything that they keep.
     free_bytes: what the device has left for KV blocks, the share of `config` already applied.
+    parts: of a GPU, for the message.
     Raises OutOfMemory when not even one block fits, or more is asked for than there is.
     """
+    flag = sizing_flag(config)
     if config.num_tokens is not None:
-        wanted, flag = config.num_tokens // config.block_size, "--max-total-tokens"
+        wanted = config.num_tokens // config.block_size
     elif config.num_bytes is not None:
-        wanted, flag = config.num_bytes // block_bytes, "--kv-cache-gib"
+        wanted = config.num_bytes // block_bytes
     else:
-        # More than every running request at its longest, several times over for the prefix cache, is only waste.
-        most = 4 * limits.max_num_seqs * -(-limits.max_model_len // config.block_size)
-        wanted, flag = min(free_bytes // block_bytes, most), "--gpu-memory-utilization"
+        wanted = min(free_bytes // block_bytes, most_blocks(limits))
     if wanted < 1:
+        why = f": {parts}" if parts else ""
         raise OutOfMemory(
             f"{flag}: there is no room for a KV block ({block_bytes / 2**20:.1f} MiB) in {free_bytes / 2**20:.1f} MiB"
+            + why
         )
     if wanted * block_bytes > max(free_bytes, 0) and flag != "--gpu-memory-utilization":
         logger.warning(
@@ -58,6 +89,6 @@ def cpu_free_bytes(available_bytes: int, share: float) -> int:
     return int(available_bytes * share)
 
 
-def gpu_free_bytes(total_bytes: int, used_bytes: int, peak_activation_bytes: int, share: float) -> int:
-    """What is left of `share` of the GPU beside everything in use now and the worst step's activations."""
-    return int(total_bytes * share) - used_bytes - peak_activation_bytes
+def gpu_free_bytes(parts: GpuParts, share: float) -> int:
+    """What is left of `share` of the GPU beside everything in use now and the widest step's activations."""
+    return int(parts.total_bytes * share) - parts.used_bytes - parts.activation_bytes

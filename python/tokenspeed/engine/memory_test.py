@@ -7,14 +7,14 @@ import pytest
 
 from tokenspeed.config.resolve import MemoryConfig, SchedulerLimits
 from tokenspeed.engine.errors import OutOfMemory
-from tokenspeed.engine.memory import cpu_free_bytes, gpu_free_bytes, num_kv_blocks
+from tokenspeed.engine.memory import GpuParts, cpu_free_bytes, gpu_free_bytes, num_kv_blocks
 
 LIMITS = SchedulerLimits(16, 4, 256, 512, True, 1, 256, True, ())
 BLOCK_BYTES = 16 * 1024
 
 
 def blocks(free_bytes: int, num_tokens: int | None = None, num_bytes: int | None = None) -> int:
-    return num_kv_blocks(MemoryConfig(16, 0.5, num_tokens, num_bytes), LIMITS, BLOCK_BYTES, free_bytes)
+    return num_kv_blocks(MemoryConfig(16, 0.5, num_tokens, num_bytes), LIMITS, BLOCK_BYTES, free_bytes, None)
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,10 @@ def test_no_room_names_the_flag_to_change(free_bytes: int, num_bytes: int | None
 
 def test_shares_leave_the_rest_alone() -> None:
     assert cpu_free_bytes(1000, 0.25) == 250
-    assert gpu_free_bytes(total_bytes=1000, used_bytes=300, peak_activation_bytes=100, share=0.9) == 500
+    assert gpu_free_bytes(GpuParts(1000, 300, 100), 0.9) == 500
+
+
+def test_a_full_gpu_is_told_what_takes_the_room() -> None:
+    parts = GpuParts(total_bytes=140 * 2**30, used_bytes=130 * 2**30, activation_bytes=9 * 2**30)
+    with pytest.raises(OutOfMemory, match=r"--gpu-memory-utilization.*130.0 GiB are in use and a full step takes 9.0"):
+        num_kv_blocks(MemoryConfig(16, 0.98, None, None), LIMITS, BLOCK_BYTES, gpu_free_bytes(parts, 0.98), parts)

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from tokenspeed.config.sampling import SamplingParams
 from tokenspeed.engine import inputs
+from tokenspeed.engine.device_state import DeviceState, last_writes
+from tokenspeed.engine.graphs import DecodeGraphs
 from tokenspeed.engine.inputs import PlanView, StepArrays
+from tokenspeed.engine.kv_pool import KVCaches
 from tokenspeed.engine.transfer import PinnedTransfer, Transfer, share_memory
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed_kernel import api
-
-KVCaches = list[tuple[torch.Tensor, ...]]
 
 
 class Model(Protocol):
@@ -47,6 +48,8 @@ class Sampler(Protocol):
         num_logprobs: int | None,
         host_slots: NDArray[np.int64] | None,
     ) -> SampleOutput: ...
+
+    def plain_draw(self, host_slots: NDArray[np.int64], num_logprobs: int | None) -> bool | None: ...
 
 
 class SampleOutput(Protocol):
@@ -92,7 +95,7 @@ class Sampled:
 
 class ModelRunner:
     """block_tables: the scheduler's live int32 view [num_slots, max_blocks]. num_buffers: steps that may be unsettled
-    at once, plus one."""
+    at once, plus one. graphs: captured decode steps over the same state, None to run every step eagerly."""
 
     def __init__(
         self,
@@ -100,34 +103,51 @@ class ModelRunner:
         sampler: Sampler,
         caches: KVCaches,
         block_tables: NDArray[np.int32],
-        block_size: int,
+        state: DeviceState,
         num_buffers: int,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._sampler = sampler
         self._caches = caches
         self._flat_caches = [tensor for layer in caches for tensor in layer]
         self._block_tables = block_tables
-        self._block_size = block_size
-        self._device = self._flat_caches[0].device
-        self._last_tokens = torch.zeros(len(block_tables), dtype=torch.int64, device=self._device)
-        on_cpu = self._device.type == "cpu"
-        self._transfer: Transfer = share_memory if on_cpu else PinnedTransfer(self._device, num_buffers)
-        self._mirror = None if on_cpu else torch.zeros(block_tables.shape, dtype=torch.int32, device=self._device)
+        self._block_size = state.block_size
+        self._state = state
+        self._graphs = graphs
+        on_cpu = state.device.type == "cpu"
+        self._transfer: Transfer = share_memory if on_cpu else PinnedTransfer(state.device, num_buffers)
 
     @torch.inference_mode()
     def run(self, work: StepWork) -> Sampled:
         """Launch one step: copies, forward, sampling. On a GPU it returns before any of it has happened."""
         for new in work.new_slots:
             self._sampler.set_slot(new.slot, new.params, new.prompt_ids, new.output_ids)
+        if self._graphs is not None and self._graphs.fit(work.plan):
+            return self._play(self._graphs, work)
         arrays = inputs.build(work.plan, self._block_tables, self._block_size)
         batch, sample_slots, sample_positions = self._batch(work.plan, arrays)
         logits = self._model.forward(batch)
         if not len(arrays.sample_rows):
             return Sampled(len(arrays.slots), arrays.sample_rows, None)
         output = self._sampler.sample(logits, sample_slots, sample_positions, work.num_logprobs, arrays.sample_slots)
-        self._last_tokens[sample_slots] = output.tokens.to(torch.int64)
+        api.keep_tokens(output.tokens, sample_slots, self._state.last_tokens)
         return Sampled(len(arrays.slots), arrays.sample_rows, output)
+
+    def _play(self, graphs: DecodeGraphs, work: StepWork) -> Sampled:
+        """A captured step; what it cannot draw itself is drawn from its logits."""
+        num_rows = work.plan.num_rows
+        host_slots, rows = work.plan.slots.astype(np.int64), np.arange(num_rows)
+        noise = self._sampler.plain_draw(host_slots, work.num_logprobs)
+        left = graphs.play(work.plan, bool(noise))
+        if noise is not None:
+            return Sampled(num_rows, rows, PlainOutput(left.tokens[:num_rows]))
+        slots = left.slots[:num_rows]
+        output = self._sampler.sample(
+            left.logits[:num_rows], slots, left.positions[:num_rows], work.num_logprobs, host_slots
+        )
+        api.keep_tokens(output.tokens, slots, self._state.last_tokens)
+        return Sampled(num_rows, rows, output)
 
     def _batch(self, plan: PlanView, arrays: StepArrays) -> tuple[ForwardBatch, torch.Tensor, torch.Tensor]:
         block_copies = np.array(plan.block_copies)
@@ -142,46 +162,52 @@ class ModelRunner:
                 arrays.sample_indices,
                 arrays.sample_slots,
                 arrays.sample_positions,
-                self._host_tables(plan, arrays),
+                *self._host_tables(plan, arrays),
                 block_copies,
             ]
         )
         slots, query_start, kv_lens, positions, slot_mapping, prompt, indices = tensors[:7]
-        sample_slots, sample_positions, tables, copies = tensors[7:]
+        sample_slots, sample_positions, *tables, copies = tensors[7:]
         if len(block_copies):
             api.copy_blocks(self._flat_caches, copies)
-        if self._mirror is not None:
-            tables = self._mirrored(tables, slots, arrays.num_columns)
-        decodes = self._last_tokens[slots[: arrays.num_decode_rows]]
+        decodes = self._state.last_tokens[slots[: arrays.num_decode_rows]]
         attention = api.AttentionMetadata(
-            block_tables=tables,
+            block_tables=self._row_tables(tables, slots),
             query_start=query_start,
             kv_lens=kv_lens,
             max_query_len=arrays.max_query_len,
-            max_kv_len=arrays.max_kv_len,
+            max_kv_len=self._max_kv_len(arrays),
             num_decode_rows=arrays.num_decode_rows,
         )
         token_ids = torch.cat([decodes, prompt]) if len(arrays.prompt_token_ids) else decodes
         batch = ForwardBatch(token_ids, positions, slot_mapping, indices, attention, self._caches)
         return batch, sample_slots, sample_positions
 
-    def _host_tables(self, plan: PlanView, arrays: StepArrays) -> NDArray[np.int32]:
-        """The CPU's block tables of this step's rows; for a GPU, the cells that changed since the last plan."""
-        if self._mirror is None:
-            return self._block_tables[arrays.slots, : arrays.num_columns]
-        return last_writes(plan.table_updates, self._block_tables.shape[1])
+    def _host_tables(self, plan: PlanView, arrays: StepArrays) -> list[NDArray[np.int32]]:
+        """The block tables of this step's rows; for a mirror, the cells that changed since the last plan."""
+        if not self._state.mirrored:
+            return [self._block_tables[arrays.slots, : arrays.num_columns]]
+        updates = last_writes(plan.table_updates, self._block_tables.shape[1])
+        return [updates, np.array([len(updates)], np.int32)]
 
-    def _mirrored(self, updates: torch.Tensor, slots: torch.Tensor, num_columns: int) -> torch.Tensor:
-        assert self._mirror is not None
-        if updates.shape[0]:
-            self._mirror[updates[:, 0].long(), updates[:, 1].long()] = updates[:, 2]
-        return self._mirror[slots, :num_columns]
+    def _row_tables(self, sent: list[torch.Tensor], slots: torch.Tensor) -> torch.Tensor:
+        if not self._state.mirrored:
+            return sent[0]
+        updates, count = sent
+        api.update_tables(self._state.tables, updates, count)
+        # Whole rows: their stride is a constant of the kernels that read them.
+        return self._state.tables.index_select(0, slots)
+
+    def _max_kv_len(self, arrays: StepArrays) -> int:
+        """An upper bound; on a mirror the same in every step, since kernels are specialised on what it decides."""
+        return self._state.tables.shape[1] * self._block_size if self._state.mirrored else arrays.max_kv_len
 
 
-def last_writes(updates: NDArray[np.int32], num_columns: int) -> NDArray[np.int32]:
-    """Of (slot, column, block) writes in order, the last one of each cell: a device applies them in any order."""
-    if len(updates) < 2:
-        return np.array(updates)
-    cells = updates[:, 0].astype(np.int64) * num_columns + updates[:, 1]
-    _, from_the_end = np.unique(cells[::-1], return_index=True)
-    return updates[len(updates) - 1 - from_the_end]
+@dataclass(frozen=True, slots=True)
+class PlainOutput:
+    """A `SampleOutput` of tokens alone."""
+
+    tokens: torch.Tensor
+    token_logprobs: None = None
+    top_values: None = None
+    top_ids: None = None

@@ -46,7 +46,7 @@ def load_model(
     ranks = group or Group()
     page = model_class(config.architecture)
     _check_ranks(config, ranks)
-    reader = open_weights(source, config, load_format)
+    reader = open_weights(source, config, load_format, torch.device(device))
     bar = Progress("Loading weights", reader.num_tensors, progress)
     try:
         model = page(config, Weights(reader, torch.device(device), dtype, ranks, bar))

@@ -97,6 +97,7 @@ class Sampler:
         """
         at_host = slots.numpy() if host_slots is None else host_slots
         features = self._params.features(at_host)
+        self._params.refresh()
         if features == 0:
             tokens = logits.argmax(dim=1).int()
             return self._reported(logits, tokens, num_logprobs)
@@ -107,6 +108,28 @@ class Sampler:
             # Every row is counted; only penalised requests, whose counts were cleared when they came, read theirs.
             self._output_counts.index_put_((slots, tokens.long()), self._one, accumulate=True)
         return self._reported(raw, tokens, num_logprobs)
+
+    def plain_draw(self, host_slots: NDArray[np.int64], num_logprobs: int | None) -> bool | None:
+        """How `draw` serves a batch of these slots: with noise (True) or without; None when it takes `sample`.
+
+        Sends changed parameters to the device, so what follows may be a step captured earlier.
+        """
+        features = self._params.features(host_slots)
+        if num_logprobs is not None or features & ~Feature.NOISE:
+            return None
+        self._params.refresh()
+        return bool(features & Feature.NOISE)
+
+    def draw(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, noise: bool) -> torch.Tensor:
+        """Tokens int32 [S] of rows without extras; without `noise` all take the largest logit.
+
+        Arguments as `sample` has them. Reads the device alone, so that a graph may hold it.
+        """
+        if not noise:
+            return logits.argmax(dim=1).int()
+        temperature, top_p, min_p, *_ = self._params.floats(slots)
+        seeds, _ = self._params.ints(slots)
+        return api.sample(logits, temperature, self._params.top_k(slots), top_p, min_p, seeds, positions)
 
     def _draw(
         self,

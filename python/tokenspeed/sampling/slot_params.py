@@ -74,22 +74,22 @@ class SlotParams:
         """What any of these slots needs."""
         return Feature(int(np.bitwise_or.reduce(self._features[host_slots], initial=0)))
 
-    def floats(self, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """float32 [S] each: temperature, top_p, min_p, repetition, frequency, presence."""
-        return self._fresh(0).index_select(1, slots).unbind(0)
-
-    def ints(self, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """int64 [S] each: seed, min_length."""
-        return self._fresh(1).index_select(1, slots).unbind(0)
-
-    def top_k(self, slots: torch.Tensor) -> torch.Tensor:
-        """int32 [S]; 0 is off."""
-        return self._fresh(2)[0].index_select(0, slots)
-
-    def _fresh(self, index: int) -> torch.Tensor:
+    def refresh(self) -> None:
+        """Send what has changed to the device; before the step that reads it."""
         if self._stale:
             # From pageable memory: the source is read before the call returns, so the host may go on changing it.
             for host, device in zip(self._host, self._device):
                 device.copy_(host, non_blocking=True)
             self._stale = False
-        return self._device[index]
+
+    def floats(self, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """float32 [S] each: temperature, top_p, min_p, repetition, frequency, presence."""
+        return self._device[0].index_select(1, slots).unbind(0)
+
+    def ints(self, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """int64 [S] each: seed, min_length."""
+        return self._device[1].index_select(1, slots).unbind(0)
+
+    def top_k(self, slots: torch.Tensor) -> torch.Tensor:
+        """int32 [S]; 0 is off."""
+        return self._device[2][0].index_select(0, slots)

@@ -43,7 +43,7 @@ class WeightReader(ABC):
         """All names, for the check of leftovers."""
 
     def read(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """A dense CPU tensor or a PackedWeight in layout "gguf", of this logical shape.
+        """A dense tensor or a PackedWeight in layout "gguf", of this logical shape; out of a file it is on the CPU.
 
         Raises ModelError when it is missing or has another shape.
         """

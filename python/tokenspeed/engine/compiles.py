@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: MIT
+"""Counts kernels that Triton compiles or loads after the engine said that it is ready. The count stays 0.
+
+A late one stalls every running request, so each is a warning that names the kernel and what it was specialised on.
+`watch` is called by `core` at the end of the warm-up; the hook runs on the thread that launches.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+logger = logging.getLogger("tokenspeed.engine")
+
+
+class LateCompiles:
+    """How many there were since `watch`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def watch(self) -> None:
+        """From now on every compilation counts."""
+        import triton
+
+        triton.knobs.runtime.jit_post_compile_hook = self._compiled
+
+    def _compiled(self, **details: Any) -> None:
+        self.count += 1
+        logger.warning("a kernel was compiled after ready: %s", details.get("repr", details.get("fn")))

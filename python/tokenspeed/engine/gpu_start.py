@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""How a GPU's memory is dealt out at start: weights are there, a worst step is run and measured, decode steps are
+captured, and what is left of the share becomes KV blocks.
+
+Called once by `core`, on the thread that loads. Everything that is measured is measured on the device, nothing is
+estimated; when something does not fit, `OutOfMemory` names the number to change.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tokenspeed.config.resolve import Config, SchedulerLimits
+from tokenspeed.config.sampling import MAX_LOGPROBS, SamplingParams
+from tokenspeed.engine import memory
+from tokenspeed.engine.device_state import DeviceState
+from tokenspeed.engine.errors import OutOfMemory
+from tokenspeed.engine.graphs import CudaRecorder, DecodeGraphs
+from tokenspeed.engine.kv_pool import KVCaches, ReservedPool
+from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.layers.cache import LayerCache, total_block_bytes
+from tokenspeed.models.model import Model
+from tokenspeed.sampling import Sampler
+from tokenspeed_kernel import api
+
+logger = logging.getLogger("tokenspeed.engine")
+
+_FRAGMENTATION = 8
+"""One part in so many of a step's activations is kept free for the gaps that an allocator leaves."""
+
+
+@dataclass(frozen=True)
+class GpuStart:
+    """What a GPU is ready with."""
+
+    caches: KVCaches
+    num_blocks: int
+    graphs: DecodeGraphs | None
+
+
+def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: Sampler, state: DeviceState) -> GpuStart:
+    """Measure, capture, size, map. Raises OutOfMemory."""
+    device, limits = state.device, config.scheduler
+    free, total = torch.cuda.mem_get_info(device)
+    weights, block_bytes = total - free, total_block_bytes(layers)
+    # Neither more than there is, nor more than anybody could use.
+    most = min(free // block_bytes, memory.most_blocks(limits)) + memory.PADDING_BLOCKS
+    if config.memory.num_tokens is not None or config.memory.num_bytes is not None:
+        most = free // block_bytes + memory.PADDING_BLOCKS
+    pool = ReservedPool(layers, max(most, 2), device)
+    caches = pool.grow(1)
+    with _out_of_memory_names("--chunked-prefill-size"):
+        activations = _worst_step_bytes(model, sampler, state, caches, limits)
+    before_graphs = _used_bytes(device)
+    graphs = None
+    with _out_of_memory_names("--max-num-seqs or --max-cudagraph-capture-size"):
+        if config.graphs.sizes:
+            graphs = _capture(config, model, sampler, state, caches)
+    after_graphs = _used_bytes(device)
+    parts = memory.GpuParts(total, after_graphs, activations + activations // _FRAGMENTATION)
+    logger.info(
+        "GPU memory: %.2f GiB in use after loading, %.2f GiB of graphs, %.2f GiB for a step's activations",
+        weights / 2**30,
+        (after_graphs - before_graphs) / 2**30,
+        parts.activation_bytes / 2**30,
+    )
+    free_bytes = memory.gpu_free_bytes(parts, config.memory.share)
+    num_blocks = memory.num_kv_blocks(config.memory, limits, block_bytes, free_bytes, parts)
+    try:
+        caches = pool.grow(num_blocks)
+    except (RuntimeError, ValueError) as error:
+        flag = memory.sizing_flag(config.memory)
+        raise OutOfMemory(f"{flag}: {num_blocks} KV blocks do not fit in the GPU's memory ({error})") from None
+    return GpuStart(caches, num_blocks, graphs)
+
+
+def _capture(
+    config: Config, model: Model, sampler: Sampler, state: DeviceState, caches: KVCaches
+) -> DecodeGraphs:
+    started_s = time.monotonic()
+    num_buffers = config.scheduler.overlap_depth + 2
+    graphs = DecodeGraphs(config.graphs.sizes, config.graphs.padded, state, num_buffers)
+    graphs.capture(model, sampler, caches, CudaRecorder(state.device))
+    logger.info("captured decode steps of %d sizes in %.1f s", len(config.graphs.sizes), time.monotonic() - started_s)
+    return graphs
+
+
+class _out_of_memory_names:  # noqa: N801 - a context manager reads as a verb
+    """An allocation that fails inside is an OutOfMemory that names the flag to lower."""
+
+    def __init__(self, flag: str) -> None:
+        self._flag = flag
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise OutOfMemory(f"{self._flag}: the GPU has no room for it beside the weights; lower it") from None
+
+
+@torch.inference_mode()
+def _worst_step_bytes(
+    model: Model, sampler: Sampler, state: DeviceState, caches: KVCaches, limits: SchedulerLimits
+) -> int:
+    """Bytes that the widest step allocates: as many tokens as a step may have, every slot's worth of logits, and the
+    dearest way to sample them. All of it lies in block 0."""
+    torch.cuda.synchronize(state.device)
+    torch.cuda.reset_peak_memory_stats(state.device)
+    before = torch.cuda.memory_allocated(state.device)
+    batch, slots, positions = _worst_batch(state, caches, limits)
+    everything = SamplingParams(
+        temperature=1.0, top_p=0.9, frequency_penalty=0.1, repetition_penalty=1.1, logit_bias={0: 0.5}, seed=1
+    )
+    sampler.set_slot(0, everything, np.zeros(1, np.int32), np.zeros(0, np.int32))
+    logits = model.forward(batch)
+    sampler.sample(logits, slots, positions, MAX_LOGPROBS, slots.cpu().numpy())
+    torch.cuda.synchronize(state.device)
+    return torch.cuda.max_memory_allocated(state.device) - before
+
+
+def _worst_batch(
+    state: DeviceState, caches: KVCaches, limits: SchedulerLimits
+) -> tuple[ForwardBatch, torch.Tensor, torch.Tensor]:
+    """Rows of almost equal length, all of which sample."""
+    rows, tokens, device = limits.max_num_seqs, limits.max_batched_tokens, state.device
+    longest = min(-(-tokens // rows), limits.max_model_len)
+    lengths = np.full(rows, longest, np.int64)
+    lengths[np.cumsum(lengths) > tokens] = 1
+    query_start = np.zeros(rows + 1, np.int32)
+    np.cumsum(lengths, out=query_start[1:])
+    positions = np.concatenate([np.arange(length) for length in lengths])
+
+    def send(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    kv_lens, slots = send(lengths.astype(np.int32)), torch.arange(rows, device=device)
+    table = torch.zeros((rows, state.tables.shape[1]), dtype=torch.int32, device=device)
+    capacity = table.shape[1] * limits.block_size
+    attention = api.AttentionMetadata(table, send(query_start), kv_lens, longest, capacity, 0)
+    where = send(positions)
+    ids = torch.zeros_like(where)
+    indices = send(query_start[1:].astype(np.int64) - 1)
+    return ForwardBatch(ids, where, where % limits.block_size, indices, attention, caches), slots, kv_lens.long()
+
+
+def _used_bytes(device: torch.device) -> int:
+    """On the whole device, by whomever; without what torch merely keeps for later."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free

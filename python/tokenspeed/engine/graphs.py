@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: MIT
+"""Decode steps that were recorded once and are played back: one copy to the device and one launch a step.
+
+For each batch size of a list a whole step is captured: inputs from slots and lengths (`api.decode_inputs`), forward,
+the draw of tokens, the tokens kept for the next step. A step of fewer rows is padded with rows of the padding slot.
+Two kinds exist of each size, for batches that only take the largest logit and for those that draw; whatever else a
+request wants (penalties, biases, logprobs) is done eagerly on the logits that the greedy kind leaves behind.
+Captured at start, largest first, so that all share one pool of memory. Used by the runner's thread alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tokenspeed.engine.device_state import DeviceState, last_writes
+from tokenspeed.engine.inputs import PlanView
+from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed_kernel import api
+
+_HEADER = 4
+"""Numbers before the rows in a step's record; the first is the count of table updates. Keeps what follows aligned."""
+_SPARE_UPDATES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOutput:
+    """What a captured step leaves behind, padding rows included; valid until the next step is played.
+
+    logits: float32 [B, V]. tokens: int32 [B]. slots, positions: int64 [B], as a sampler takes them.
+    """
+
+    logits: torch.Tensor
+    tokens: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor
+
+
+Play = Callable[[], DecodeOutput]
+
+
+class Recorder(Protocol):
+    """How a step is captured: `CudaRecorder` on a GPU; on a CPU the step is simply run again."""
+
+    def record(self, step: Play) -> Play: ...
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """Host memory for `size` int32 that an asynchronous copy may read."""
+
+
+class RepeatingRecorder:
+    """Plays a step back by running it, over the same buffers that a graph would use."""
+
+    def record(self, step: Play) -> Play:
+        return step
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32)
+
+
+class CudaRecorder:
+    """CUDA graphs in one memory pool, captured on a stream of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def record(self, step: Play) -> Play:
+        """Runs `step` once first, so that libraries and compilers do what they do only once outside of the graph."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            step()
+            self._stream.synchronize()
+            graph.capture_begin(pool=self._pool)
+            try:
+                output = step()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        # The logits' memory stays with the pool, but smaller graphs may use it too: nobody reads it between two plays.
+        logits = api.view_of_address(
+            output.logits.data_ptr(), tuple(output.logits.shape), output.logits.dtype, self._device
+        )
+        left = DecodeOutput(logits, output.tokens, output.slots, output.positions)
+
+        def play() -> DecodeOutput:
+            graph.replay()
+            return left
+
+        return play
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32, pin_memory=True)
+
+
+class DecodeModel(Protocol):
+    def forward(self, batch: ForwardBatch) -> torch.Tensor: ...
+
+
+class DecodeSampler(Protocol):
+    def draw(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, noise: bool) -> torch.Tensor:
+        """Tokens int32 [S] of rows that need at most noise; may be captured."""
+
+
+class DecodeGraphs:
+    """`sizes`: batch sizes to capture, ascending. `padded`: whether a step may use a size larger than its own.
+    num_buffers: steps that may be unsettled at once, plus one."""
+
+    def __init__(self, sizes: tuple[int, ...], padded: bool, state: DeviceState, num_buffers: int) -> None:
+        self._sizes = np.array(sizes, np.int64)
+        self._padded = padded
+        self._state = state
+        self._played: dict[tuple[int, bool], Play] = {}
+        self._turn, self._num_buffers = 0, num_buffers
+        self._host: list[torch.Tensor] = []
+        size = self._record_size(sizes[-1])
+        self._record = torch.zeros(size, dtype=torch.int32, device=state.device)
+        self._query_start = torch.arange(sizes[-1] + 1, dtype=torch.int32, device=state.device)
+        self._rows = torch.arange(sizes[-1], dtype=torch.int64, device=state.device)
+
+    @torch.inference_mode()
+    def capture(
+        self,
+        model: DecodeModel,
+        sampler: DecodeSampler,
+        caches: list[tuple[torch.Tensor, ...]],
+        recorder: Recorder,
+    ) -> None:
+        """Record every size and kind, largest first. Leaves the caches' block 0 written."""
+        self._host = [recorder.pinned(len(self._record)) for _ in range(self._num_buffers)]
+        self._record.zero_()
+        self._record[_HEADER : _HEADER + self._sizes[-1]] = self._state.padding_slot
+        for size in self._sizes[::-1].tolist():
+            for noise in (True, False):
+                step = self._step(model, sampler, caches, size, noise)
+                self._record[_HEADER : _HEADER + 2 * size].view(2, size)[0] = self._state.padding_slot
+                self._record[_HEADER : _HEADER + 2 * size].view(2, size)[1] = 0
+                self._played[size, noise] = recorder.record(step)
+
+    def fit(self, plan: PlanView) -> bool:
+        """Whether a captured step can run the plan: decode rows only, a size for them, nothing to copy."""
+        rows = plan.num_rows
+        if plan.num_decode_rows != rows or len(plan.block_copies) or rows > self._sizes[-1]:
+            return False
+        return (self._padded or self._size_for(rows) == rows) and len(plan.table_updates) <= _num_updates(rows)
+
+    def play(self, plan: PlanView, noise: bool) -> DecodeOutput:
+        """Send the plan's rows and table updates, and launch. Waits for nothing."""
+        rows = plan.num_rows
+        size = self._size_for(rows)
+        self._turn = (self._turn + 1) % self._num_buffers
+        host = self._host[self._turn]
+        used = self._fill(host.numpy(), plan, size)
+        self._record[:used].copy_(host[:used], non_blocking=True)
+        return self._played[size, noise]()
+
+    def _fill(self, record: NDArray[np.int32], plan: PlanView, size: int) -> int:
+        rows = plan.num_rows
+        updates = last_writes(plan.table_updates, self._state.tables.shape[1])
+        slots, lengths = record[_HEADER : _HEADER + size], record[_HEADER + size : _HEADER + 2 * size]
+        record[0] = len(updates)
+        slots[:rows], slots[rows:] = plan.slots, self._state.padding_slot
+        lengths[:rows], lengths[rows:] = plan.context_lens, 0
+        used = _HEADER + 2 * size + updates.size
+        record[_HEADER + 2 * size : used] = updates.ravel()
+        return used
+
+    def _step(
+        self,
+        model: DecodeModel,
+        sampler: DecodeSampler,
+        caches: list[tuple[torch.Tensor, ...]],
+        size: int,
+        noise: bool,
+    ) -> Play:
+        state, end = self._state, _HEADER + 2 * size
+        rows = self._record[_HEADER:end].view(2, size)
+        updates = self._record[end : end + 3 * _num_updates(size)].view(-1, 3)
+
+        def step() -> DecodeOutput:
+            api.update_tables(state.tables, updates, self._record[:1])
+            token_ids, positions, slot_mapping, slots, new_positions, kv_lens, tables = api.decode_inputs(
+                rows, state.last_tokens, state.tables, state.block_size
+            )
+            attention = api.AttentionMetadata(
+                block_tables=tables,
+                query_start=self._query_start[: size + 1],
+                kv_lens=kv_lens,
+                max_query_len=1,
+                max_kv_len=tables.shape[1] * state.block_size,
+                num_decode_rows=size,
+            )
+            batch = ForwardBatch(token_ids, positions, slot_mapping, self._rows[:size], attention, caches)
+            logits = model.forward(batch)
+            tokens = sampler.draw(logits, slots, new_positions, noise)
+            api.keep_tokens(tokens, slots, state.last_tokens)
+            return DecodeOutput(logits, tokens, slots, new_positions)
+
+        return step
+
+    def _size_for(self, rows: int) -> int:
+        return int(self._sizes[np.searchsorted(self._sizes, rows)])
+
+    def _record_size(self, size: int) -> int:
+        return _HEADER + 2 * size + 3 * _num_updates(size)
+
+
+def _num_updates(size: int) -> int:
+    """Table updates that a record of `size` rows has room for: each row may need a block, and a few more."""
+    return size + _SPARE_UPDATES
