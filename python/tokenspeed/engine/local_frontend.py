@@ -37,25 +37,27 @@ Mailbox = Callable[[list[Delta] | EngineDeadError], None]
 
 class LocalFrontend:
     def __init__(self) -> None:
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Sequence[Command]] = queue.SimpleQueue()
         self._mailboxes: dict[str, Mailbox] = {}
         self._dead: EngineDeadError | None = None
         self._lock = threading.Lock()
 
     def submit(self, requests: Sequence[Add], mailbox: Mailbox) -> None:
-        """Queue requests; their rows go to `mailbox` until each has ended once. Raises EngineDeadError."""
+        """Queue requests, which the loop sees all at once; their rows go to `mailbox` until each has ended once.
+
+        Raises EngineDeadError.
+        """
         with self._lock:
             if self._dead is not None:
                 raise self._dead
             for request in requests:
                 self._mailboxes[request.rid] = mailbox
-        for request in requests:
-            self._commands.put(request)
+        self._commands.put(list(requests))
 
     def abort(self, rids: Sequence[str]) -> None:
         """Ask for the end of requests; their terminal rows still arrive, if they had not ended."""
         if rids:
-            self._commands.put(Abort(list(rids)))
+            self._commands.put([Abort(list(rids))])
 
     def abandon(self, rids: Sequence[str]) -> None:
         """Abort requests whose caller has gone: nothing more is delivered for them."""
@@ -65,11 +67,11 @@ class LocalFrontend:
         self.abort(rids)
 
     def put(self, command: Command) -> None:
-        self._commands.put(command)
+        self._commands.put([command])
 
     def wake(self) -> None:
         """End the loop's idle wait."""
-        self._commands.put(None)
+        self._commands.put([])
 
     def fail(self, cause: BaseException | None) -> None:
         """The loop has ended: every waiting caller and every later one learns it."""
@@ -86,8 +88,7 @@ class LocalFrontend:
         try:
             first = self._commands.get(block=timeout_s > 0, timeout=timeout_s or None)
             while True:
-                if first is not None:
-                    commands.append(first)
+                commands += first
                 first = self._commands.get_nowait()
         except queue.Empty:
             return commands

@@ -194,6 +194,11 @@ class Engine:
         """The way into the loop, for `AsyncLLM`."""
         return self._frontend
 
+    @property
+    def late_compiles(self) -> int:
+        """Kernels that were compiled or loaded after the engine was ready; a promise is that it stays 0."""
+        return self._core.late_compiles.count
+
     def load(self) -> LoadNumbers:
         """Requests and KV blocks at this moment (read beside the running loop, so approximate under load)."""
         load = self._core.loop.scheduler.load()
