@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Builds, checks and times everything that needs a GPU, in one run on a machine with nvcc, torch and Triton; no Bazel, no
 # network. `tools/gpu_run.sh [build|check|bench|idle]...`, by default all. Numbers go to stdout, one JSON object of the
 # benchmark to $OUT/engine.json when OUT is set. WORKLOADS and ENGINES (names after --engine) choose what is timed.

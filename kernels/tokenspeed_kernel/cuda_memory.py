@@ -4,13 +4,14 @@
 A CUDA graph holds addresses, and what it costs is known only once it is captured. So the address range of a large
 pool is reserved, a first page is mapped for captures to run on, and the rest is mapped when its size is decided.
 The driver's virtual memory calls do this; nothing is copied and no address changes. Pages are zeroed.
-Used once at start, on the thread that loads the model; `close` gives everything back.
+Used at start, on the thread that loads the model. Tensors keep their range alive; it goes back when the last is gone.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from typing import Any
 
 import torch
@@ -96,9 +97,7 @@ class ReservedMemory:
         size, start = wanted - self._mapped, self._base + self._mapped
         handle = ctypes.c_ulonglong()
         no_flags = ctypes.c_ulonglong(0)
-        self._call(
-            "cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(self._properties), no_flags
-        )
+        self._call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(self._properties), no_flags)
         where = ctypes.c_ulonglong(start)
         self._call("cuMemMap", where, ctypes.c_size_t(size), ctypes.c_size_t(0), handle, no_flags)
         access = _Access(self._properties.location, _READ_WRITE)
@@ -108,27 +107,27 @@ class ReservedMemory:
         self._bytes(start, size).zero_()
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The front of the range as a contiguous tensor; it must have memory. Valid until `close`."""
+        """The front of the range as a contiguous tensor; it must have memory. Keeps the range alive."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes > self._mapped:
             raise ValueError(f"a tensor of {num_bytes} bytes in {self._mapped} bytes of memory")
         return self._bytes(self._base, num_bytes).view(dtype).view(shape)
 
-    def close(self) -> None:
-        """Unmap and free everything; no tensor of this range may be used any more."""
+    def __del__(self) -> None:
+        base = getattr(self, "_base", 0)
+        if not base or sys.is_finalizing():
+            return  # never reserved, or the process takes it all with it
+        torch.cuda.synchronize(self._device)
         for start, size, handle in self._parts:
             self._call("cuMemUnmap", ctypes.c_ulonglong(start), ctypes.c_size_t(size))
             self._call("cuMemRelease", handle)
-        self._parts.clear()
-        if self._base:
-            self._call("cuMemAddressFree", ctypes.c_ulonglong(self._base), ctypes.c_size_t(self._reserved))
-        self._base = self._mapped = 0
+        self._call("cuMemAddressFree", ctypes.c_ulonglong(base), ctypes.c_size_t(self._reserved))
 
     def _call(self, name: str, *arguments: Any) -> None:
         driver_call(self._ordinal, name, *arguments)
 
     def _bytes(self, start: int, size: int) -> torch.Tensor:
-        return view_of_address(start, (size,), torch.uint8, self._device)
+        return view_of_address(start, (size,), torch.uint8, self._device, self)
 
     def _rounded(self, num_bytes: int) -> int:
         return -(-max(num_bytes, 1) // self._granule) * self._granule
@@ -145,8 +144,10 @@ class ReservedMemory:
 _TYPE_CODES = {torch.uint8: "|u1", torch.int32: "<i4", torch.int64: "<i8", torch.float32: "<f4"}
 
 
-def view_of_address(address: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A contiguous tensor over memory that somebody else owns and keeps.
+def view_of_address(
+    address: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, owner: object
+) -> torch.Tensor:
+    """A contiguous tensor over memory that `owner` holds; the tensor and its views keep `owner` alive.
 
     dtype: uint8, int32, int64 or float32.
     """
@@ -156,5 +157,5 @@ def view_of_address(address: int, shape: tuple[int, ...], dtype: torch.dtype, de
         "data": (address, False),
         "version": 2,
     }
-    holder = type("Memory", (), {"__cuda_array_interface__": description})()
+    holder = type("Memory", (), {"__cuda_array_interface__": description, "owner": owner})()
     return torch.as_tensor(holder, device=device)

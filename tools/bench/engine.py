@@ -40,7 +40,7 @@ class Prompts:
         self._vocab_size = vocab_size
 
     def ids(self, length: int) -> list[int]:
-        return self._random.integers(10, self._vocab_size - 10, length).tolist()  # type: ignore[no-any-return]
+        return self._random.integers(10, self._vocab_size - 10, length).tolist()
 
     def batch(self, count: int, length: int, new_tokens: int) -> Batch:
         return Batch([self.ids(length) for _ in range(count)], [new_tokens] * count)

@@ -68,7 +68,7 @@ class Vllm:
     name = "vllm"
 
     def __init__(self, shape: Path, options: Mapping[str, Any], device: str | None) -> None:
-        from vllm import LLM
+        from vllm import LLM  # type: ignore[import-not-found,unused-ignore]
 
         names = {"max_num_seqs": "max_num_seqs", "max_model_len": "max_model_len"}
         mine = {names[key]: value for key, value in options.items() if key in names}
@@ -78,7 +78,7 @@ class Vllm:
         )
 
     def generate(self, batch: Batch) -> list[list[int]]:
-        from vllm import SamplingParams
+        from vllm import SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
         params = [
             SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
@@ -139,7 +139,7 @@ class LlamaCpp:
     name = "llama.cpp"
 
     def __init__(self, shape: Path, options: Mapping[str, Any], device: str | None) -> None:
-        from llama_cpp import Llama
+        from llama_cpp import Llama  # type: ignore[import-not-found,unused-ignore]
 
         layers = 0 if device == "cpu" else -1
         context = options.get("max_model_len", 4096)

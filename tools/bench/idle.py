@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""How much of the time between decode steps the GPU is idle, and which kernels fill the rest; by torch's profiler.
+"""How much of its time the GPU is idle while it decodes, how much of that between steps, and which kernels fill the
+rest; by torch's profiler.
 
 `python3 tools/bench/idle.py --shape qwen3-8b --batch 64`. Needs a GPU. The first steps, which prefill, are left out.
 """
@@ -15,17 +16,19 @@ from typing import Any
 import numpy as np
 
 SHAPES = Path(__file__).resolve().parent / "shapes"
+FIRST_KERNEL = "update_tables_kernel"
+"""Of a captured decode step."""
 
 
 def device_intervals(profile: Any) -> list[tuple[int, int, str]]:
     """(begin, end, name) in ns of everything that ran on the device, by begin."""
-    import torch
+    from torch.profiler import DeviceType
 
     events = profile.profiler.kineto_results.events()
     found = [
         (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
         for event in events
-        if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0
+        if event.device_type() == DeviceType.CUDA and event.duration_ns() > 0
     ]
     return sorted(found)
 
@@ -37,6 +40,18 @@ def idle_share(intervals: list[tuple[int, int, str]]) -> float:
         busy += max(0, end - max(begin, until))
         until = max(until, end)
     return 1 - busy / (until - intervals[0][0])
+
+
+def between_steps_share(intervals: list[tuple[int, int, str]], first_kernel: str) -> float:
+    """The part of the span that lies idle right before a step's first kernel, copies to the device in between."""
+    starts = [index for index, (_, _, name) in enumerate(intervals) if first_kernel in name and index]
+    idle = 0
+    for index in starts:
+        before = index
+        while before > 1 and "Memcpy" in intervals[before - 1][2]:
+            before -= 1
+        idle += sum(max(0, intervals[at][0] - intervals[at - 1][1]) for at in range(before, index + 1))
+    return idle / (intervals[-1][1] - intervals[0][0])
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -74,6 +89,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     span = decode[-1][1] - decode[0][0]
     return {
         "idle_share": idle_share(decode),
+        "between_steps_share": between_steps_share(decode, FIRST_KERNEL),
         "span_ms": span / 1e6,
         "kernels": [(name, ns / span, calls[name], ns / calls[name] / 1e3) for name, ns in spent.most_common(16)],
     }
@@ -91,7 +107,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(result))
         return
-    print(f"{arguments.shape}, {arguments.batch} rows: idle {100 * result['idle_share']:.2f} % of {result['span_ms']:.1f} ms")
+    idle, between = 100 * result["idle_share"], 100 * result["between_steps_share"]
+    print(f"{arguments.shape}, {arguments.batch} rows: of {result['span_ms']:.1f} ms", end=" ")
+    print(f"{idle:.2f} % idle, {between:.2f} % between steps")
     for name, share, count, microseconds in result["kernels"]:
         print(f"{100 * share:6.2f} %  {count:6d} x {microseconds:9.2f} us  {name}")
 

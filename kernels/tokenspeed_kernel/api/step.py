@@ -33,8 +33,7 @@ def decode_inputs(
     Returns (token_ids int64 [B], positions int64 [B], slot_mapping int64 [B], slots int64 [B], the positions that the
     new tokens will have int64 [B], kv_lens int32 [B] after this step's write, the rows' block tables int32 [B, C]).
     """
-    found = solve(ops.STEP_DECODE_INPUTS, rows.device.type, rows.dtype)(rows, last_tokens, tables, block_size)
-    return found  # type: ignore[no-any-return]
+    return solve(ops.STEP_DECODE_INPUTS, rows.device.type, rows.dtype)(rows, last_tokens, tables, block_size)
 
 
 def keep_tokens(tokens: torch.Tensor, slots: torch.Tensor, last_tokens: torch.Tensor) -> None:

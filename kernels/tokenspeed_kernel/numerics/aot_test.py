@@ -137,14 +137,14 @@ BUILDS = {
         2,
     ),
     "penalties": Build(penalties_kernel, _PENALTIES, {"BLOCK": 1024}),
-    "update tables": Build(
-        update_tables_kernel, dict.fromkeys(("tables", "updates", "count"), "*i32"), {"BLOCK": 128}
-    ),
+    "update tables": Build(update_tables_kernel, dict.fromkeys(("tables", "updates", "count"), "*i32"), {"BLOCK": 128}),
     "decode inputs": Build(
         decode_inputs_kernel,
         {
             **dict.fromkeys(("rows", "tables", "kv_lens", "row_tables"), "*i32"),
-            **dict.fromkeys(("last_tokens", "token_ids", "positions", "slot_mapping", "slots", "new_positions"), "*i64"),
+            **dict.fromkeys(
+                ("last_tokens", "token_ids", "positions", "slot_mapping", "slots", "new_positions"), "*i64"
+            ),
         },
         {"BLOCK": 1024},
     ),

@@ -2,7 +2,8 @@
 """Counts kernels that Triton compiles or loads after the engine said that it is ready. The count stays 0.
 
 A late one stalls every running request, so each is a warning that names the kernel and what it was specialised on.
-`watch` is called by `core` at the end of the warm-up; the hook runs on the thread that launches.
+`watch` is called by `core` at the end of the warm-up, `stop` when the loop has ended; a process has one hook, the
+last engine's. It runs on the thread that launches.
 """
 
 from __future__ import annotations
@@ -18,13 +19,24 @@ class LateCompiles:
 
     def __init__(self) -> None:
         self.count = 0
+        self._watching = False
 
     def watch(self) -> None:
         """From now on every compilation counts."""
         import triton
 
         triton.knobs.runtime.jit_post_compile_hook = self._compiled
+        self._watching = True
+
+    def stop(self) -> None:
+        """Another engine of the process may warm up now."""
+        if not self._watching:
+            return
+        import triton
+
+        if triton.knobs.runtime.jit_post_compile_hook == self._compiled:
+            triton.knobs.runtime.jit_post_compile_hook = None
 
     def _compiled(self, **details: Any) -> None:
         self.count += 1
-        logger.warning("a kernel was compiled after ready: %s", details.get("repr", details.get("fn")))
+        logger.warning("a kernel was compiled after ready: %s", str(details.get("repr", "unnamed"))[:200])

@@ -157,7 +157,7 @@ def _table_shape(limits: SchedulerLimits) -> tuple[int, int]:
 
 def _executor(runner: ModelRunner, config: Config) -> Executor:
     if config.device.device != "cpu":
-        return StreamExecutor(runner)
+        return StreamExecutor(runner, config.scheduler.overlap_depth + 2, config.scheduler.max_num_seqs)
     return ThreadExecutor(runner) if config.scheduler.overlap_depth else InlineExecutor(runner)
 
 
@@ -186,6 +186,7 @@ class LoopThread:
             self._cause = error
         finally:
             self._core.executor.close()
+            self._core.late_compiles.stop()
             self._frontend.fail(self._cause)
 
 

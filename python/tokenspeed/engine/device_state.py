@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 class DeviceState:
     """For `num_slots` slots of the scheduler with `num_columns` blocks each at most."""
 
-    def __init__(
-        self, num_slots: int, num_columns: int, block_size: int, device: torch.device, mirrored: bool
-    ) -> None:
+    def __init__(self, num_slots: int, num_columns: int, block_size: int, device: torch.device, mirrored: bool) -> None:
         self.device = device
         self.block_size = block_size
         self.padding_slot = num_slots

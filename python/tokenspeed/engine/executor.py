@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from tokenspeed.engine.pending import Done, OnThread, Pending
-from tokenspeed.engine.runner import ModelRunner, Sampled, StepWork
+from tokenspeed.engine.runner import ModelRunner, Sampled, SampleOutput, StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,21 @@ class ThreadExecutor:
 
 
 class StreamExecutor:
-    """A GPU: launching only queues work on the stream; results arrive in pinned memory behind an event."""
+    """A GPU: launching only queues work on the stream; results arrive in pinned memory behind an event.
 
-    def __init__(self, runner: ModelRunner) -> None:
+    num_buffers: steps that may be unsettled at once, plus one; max_rows: of a step.
+    """
+
+    def __init__(self, runner: ModelRunner, num_buffers: int, max_rows: int) -> None:
         self._runner = runner
+        self._tokens = [torch.empty(max_rows, dtype=torch.int32, pin_memory=True) for _ in range(num_buffers)]
+        self._turn = 0
 
     def launch(self, work: StepWork) -> Pending[StepTokens]:
-        return OnStream(self._runner.run(work))
+        sampled = self._runner.run(work)
+        self._turn = (self._turn + 1) % len(self._tokens)
+        host = None if sampled.output is None else HostOutput.copy_of(sampled.output, self._tokens[self._turn])
+        return OnStream(Sampled(sampled.num_rows, sampled.sample_rows, host))
 
     def close(self) -> None:
         torch.cuda.synchronize()
@@ -86,7 +94,6 @@ class OnStream:
 
     def __init__(self, sampled: Sampled) -> None:
         self._sampled = sampled
-        self._host = None if sampled.output is None else HostOutput.copy_of(sampled)
         self._event = torch.cuda.Event()
         self._event.record()
 
@@ -95,7 +102,7 @@ class OnStream:
 
     def wait(self) -> StepTokens:
         self._event.synchronize()
-        return to_host(Sampled(self._sampled.num_rows, self._sampled.sample_rows, self._host))
+        return to_host(self._sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +115,10 @@ class HostOutput:
     top_ids: torch.Tensor | None
 
     @classmethod
-    def copy_of(cls, sampled: Sampled) -> HostOutput:
-        output = sampled.output
-        assert output is not None
+    def copy_of(cls, output: SampleOutput, tokens: torch.Tensor) -> HostOutput:
+        """Every step has tokens, so their memory is there already."""
         return cls(
-            _pinned(output.tokens),
+            tokens[: len(output.tokens)].copy_(output.tokens, non_blocking=True),
             None if output.token_logprobs is None else _pinned(output.token_logprobs),
             None if output.top_values is None else _pinned(output.top_values),
             None if output.top_ids is None else _pinned(output.top_ids),

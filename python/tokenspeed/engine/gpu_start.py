@@ -79,9 +79,7 @@ def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: S
     return GpuStart(caches, num_blocks, graphs)
 
 
-def _capture(
-    config: Config, model: Model, sampler: Sampler, state: DeviceState, caches: KVCaches
-) -> DecodeGraphs:
+def _capture(config: Config, model: Model, sampler: Sampler, state: DeviceState, caches: KVCaches) -> DecodeGraphs:
     started_s = time.monotonic()
     num_buffers = config.scheduler.overlap_depth + 2
     graphs = DecodeGraphs(config.graphs.sizes, config.graphs.padded, state, num_buffers)
@@ -90,7 +88,7 @@ def _capture(
     return graphs
 
 
-class _out_of_memory_names:  # noqa: N801 - a context manager reads as a verb
+class _out_of_memory_names:
     """An allocation that fails inside is an OutOfMemory that names the flag to lower."""
 
     def __init__(self, flag: str) -> None:

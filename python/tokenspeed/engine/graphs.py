@@ -86,7 +86,7 @@ class CudaRecorder:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         # The logits' memory stays with the pool, but smaller graphs may use it too: nobody reads it between two plays.
         logits = api.view_of_address(
-            output.logits.data_ptr(), tuple(output.logits.shape), output.logits.dtype, self._device
+            output.logits.data_ptr(), tuple(output.logits.shape), output.logits.dtype, self._device, graph
         )
         left = DecodeOutput(logits, output.tokens, output.slots, output.positions)
 

@@ -7,6 +7,7 @@ is checked on a GPU (tools/gpu_run.sh).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,14 @@ import pytest
 import torch
 
 import tokenspeed_cc
-from tokenspeed.config.model import load_model_config
+from tokenspeed.config.model import ModelConfig, load_model_config
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.sampling import SamplingParams
 from tokenspeed.engine.device_state import DeviceState
 from tokenspeed.engine.graphs import DecodeGraphs, RepeatingRecorder
 from tokenspeed.engine.runner import ModelRunner, NewSlot, StepWork
 from tokenspeed.models import load_model
+from tokenspeed.models.model import Model
 from tokenspeed.sampling import Sampler, SamplerConfig
 
 BLOCK, MAX_SEQS, MAX_LEN, BLOCKS = 8, 7, 64, 200
@@ -46,7 +48,7 @@ class Stepper:
                 tokenspeed_cc.RequestSpec(
                     request_id=index,
                     token_ids=np.array(prompt, np.int32),
-                    max_new_tokens=params.max_new_tokens,
+                    max_new_tokens=params.max_new_tokens or 0,
                     min_new_tokens=0,
                     stop_token_ids=[],
                     ignore_eos=True,
@@ -73,11 +75,16 @@ class Stepper:
         return tokens
 
 
-def stepper(model_folder: str, sizes: tuple[int, ...], padded: bool = True) -> Stepper:
-    """Without sizes, every step is eager."""
+@functools.cache
+def loaded(model_folder: str) -> tuple[ModelConfig, Model]:
     source = ModelSource("folder", Path(model_folder), "test")
     config = load_model_config(source)
-    model = load_model(source, config, CPU, torch.float32, "dummy")
+    return config, load_model(source, config, CPU, torch.float32, "dummy")
+
+
+def stepper(model_folder: str, sizes: tuple[int, ...], padded: bool = True) -> Stepper:
+    """Without sizes, every step is eager."""
+    config, model = loaded(model_folder)
     scheduler = tokenspeed_cc.Scheduler(
         tokenspeed_cc.SchedulerConfig(
             num_blocks=BLOCKS,
@@ -94,7 +101,7 @@ def stepper(model_folder: str, sizes: tuple[int, ...], padded: bool = True) -> S
         )
     )
     tables = scheduler.block_tables()
-    state = DeviceState(*tables.shape, BLOCK, CPU, mirrored=bool(sizes))
+    state = DeviceState(tables.shape[0], tables.shape[1], BLOCK, CPU, mirrored=bool(sizes))
     sampler = Sampler(SamplerConfig(state.padding_slot + 1, config.vocab_size, CPU, (2,)))
     caches = [tuple(tensor.allocate(BLOCKS, CPU) for tensor in layer) for layer in model.kv_cache(BLOCK)]
     graphs = DecodeGraphs(sizes, padded, state, 2) if sizes else None

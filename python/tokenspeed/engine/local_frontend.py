@@ -11,14 +11,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
 
 from tokenspeed.engine.errors import EngineDeadError
 from tokenspeed.engine.messages import Abort, Add, Command, Rejection, StepOutput, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """One request's part of a step. finish: "" while it goes on."""
 
     rid: str
@@ -95,32 +95,35 @@ class LocalFrontend:
 
     def publish(self, output: StepOutput) -> None:
         parcels: dict[int, tuple[Mailbox, list[Delta]]] = {}
-        for delta in _deltas(output):
-            with self._lock:
+        with self._lock:
+            for delta in _deltas(output):
                 mailbox = self._mailboxes.get(delta.rid)
-                if mailbox is not None and delta.finish:
+                if mailbox is None:
+                    continue
+                if delta.finish:
                     del self._mailboxes[delta.rid]
-            if mailbox is not None:
-                parcels.setdefault(id(mailbox), (mailbox, []))[1].append(delta)
+                parcel = parcels.get(id(mailbox))
+                if parcel is None:
+                    parcel = parcels[id(mailbox)] = (mailbox, [])
+                parcel[1].append(delta)
         for mailbox, deltas in parcels.values():
             mailbox(deltas)
 
 
 def _deltas(output: StepOutput) -> list[Delta]:
     logprobs: Sequence[TokenLogprobs | None] = output.logprobs or [None] * len(output.rids)
-    deltas = [
-        Delta(rid, tokens, finish, prompt, completion, cached, matched, entry, None)
-        for rid, tokens, finish, prompt, completion, cached, matched, entry in zip(
-            output.rids,
-            output.token_ids,
-            output.finish,
-            output.prompt_tokens,
-            output.completion_tokens,
-            output.cached_tokens,
-            output.matched_tokens,
-            logprobs,
-        )
-    ]
+    columns = zip(
+        output.rids,
+        output.token_ids,
+        output.finish,
+        output.prompt_tokens,
+        output.completion_tokens,
+        output.cached_tokens,
+        output.matched_tokens,
+        logprobs,
+        repeat(None),
+    )
+    deltas = list(map(Delta._make, columns))
     for rejection in output.rejections:
         deltas.append(Delta(rejection.rid, [], "abort", 0, 0, 0, -1, None, rejection))
     return deltas

@@ -86,31 +86,24 @@ class OutputColumns:
         self._end(record, "abort")
 
     def add_step(self, outcome: OutcomeView, tokens: StepTokens) -> None:
-        """The rows of a settled step."""
+        """The rows of a settled step. Rows that only add a token go in as columns, others one by one."""
+        records = self._requests.with_ids(outcome.request_ids.tolist())
+        emitted = _emitted(outcome, tokens)
+        for record, new in zip(records, emitted):
+            record.output_ids += new
         now = time.time()
-        rows = outcome.rows
-        new_tokens = tokens.token_ids[rows].tolist()
-        columns = zip(
-            outcome.request_ids.tolist(),
-            rows.tolist(),
-            new_tokens,
-            outcome.num_tokens.tolist(),
-            outcome.finish.tolist(),
-            zip(
-                outcome.prompt_tokens.tolist(),
-                outcome.completion_tokens.tolist(),
-                outcome.cached_tokens.tolist(),
-                outcome.matched_tokens.tolist(),
-            ),
-        )
-        for request_id, row, row_tokens, num_tokens, finish, counts in columns:
-            record = self._requests[request_id]
-            emitted = row_tokens[:num_tokens] if row >= 0 else []
-            record.clock.emitted(now)
-            record.output_ids += emitted
-            logprobs = _logprobs(record, tokens, row) if emitted else None
-            if finish or record.params.stream_interval == 1 or self._interval_is_full(record, emitted, logprobs):
-                self._append(record, emitted, logprobs, FINISH_NAMES[finish], counts)
+        for index in np.flatnonzero(outcome.completion_tokens <= outcome.num_tokens).tolist():
+            records[index].clock.emitted(now)
+        counts = (outcome.prompt_tokens, outcome.completion_tokens, outcome.cached_tokens, outcome.matched_tokens)
+        columns = tuple(column.tolist() for column in counts)
+        if not self._requests.any_special and not outcome.finish.any():
+            self._extend(records, emitted, columns)
+            return
+        rows = zip(records, outcome.rows.tolist(), emitted, outcome.finish.tolist(), zip(*columns))
+        for record, row, new, finish, numbers in rows:
+            logprobs = _logprobs(record, tokens, row) if new else None
+            if finish or record.params.stream_interval == 1 or self._interval_is_full(record, new, logprobs):
+                self._append(record, new, logprobs, FINISH_NAMES[finish], numbers)
             if finish:
                 self._end(record, FINISH_NAMES[finish])
 
@@ -131,6 +124,15 @@ class OutputColumns:
         )
         self._reset()
         return output
+
+    def _extend(self, records: list[RequestRecord], emitted: list[list[int]], columns: tuple[list[int], ...]) -> None:
+        """Rows that go on, want no logprobs and hold nothing back."""
+        self._rids += [record.rid for record in records]
+        self._token_ids += emitted
+        self._finish += [""] * len(records)
+        self._logprobs += [None] * len(records)
+        for column, values in zip(self._counts, columns):
+            column += values
 
     def _append(
         self,
@@ -164,6 +166,14 @@ class OutputColumns:
     def _end(self, record: RequestRecord, reason: str) -> None:
         self._requests.remove(record)
         self.finished.append((record, reason))
+
+
+def _emitted(outcome: OutcomeView, tokens: StepTokens) -> list[list[int]]:
+    """The tokens of each entry of the outcome; none for an end that belongs to no row."""
+    found: list[list[int]] = tokens.token_ids[outcome.rows].tolist()
+    if tokens.token_ids.shape[1] == 1 and (outcome.num_tokens == 1).all():
+        return found
+    return [row[:count] for row, count in zip(found, outcome.num_tokens.tolist())]
 
 
 def _logprobs(record: RequestRecord, tokens: StepTokens, row: int) -> TokenLogprobs | None:

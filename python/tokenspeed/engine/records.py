@@ -50,6 +50,7 @@ class RequestTable:
         self._by_id: dict[int, RequestRecord] = {}
         self._by_rid: dict[str, RequestRecord] = {}
         self._logprobs: Counter[int] = Counter()
+        self._num_intervals = 0
         self._next_id = 0
 
     def __len__(self) -> int:
@@ -68,10 +69,12 @@ class RequestTable:
         self._by_rid[record.rid] = record
         if record.params.logprobs is not None:
             self._logprobs[record.params.logprobs] += 1
+        self._num_intervals += record.params.stream_interval > 1
 
     def remove(self, record: RequestRecord) -> None:
         del self._by_id[record.request_id]
         del self._by_rid[record.rid]
+        self._num_intervals -= record.params.stream_interval > 1
         wanted = record.params.logprobs
         if wanted is not None:
             self._logprobs[wanted] -= 1
@@ -80,6 +83,15 @@ class RequestTable:
 
     def __getitem__(self, request_id: int) -> RequestRecord:
         return self._by_id[request_id]
+
+    def with_ids(self, request_ids: list[int]) -> list[RequestRecord]:
+        """The records of live requests, in order."""
+        return list(map(self._by_id.__getitem__, request_ids))
+
+    @property
+    def any_special(self) -> bool:
+        """Whether a live request wants logprobs, or its tokens several at a time."""
+        return bool(self._logprobs or self._num_intervals)
 
     def of_rid(self, rid: str) -> RequestRecord | None:
         return self._by_rid.get(rid)

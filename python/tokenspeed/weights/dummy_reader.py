@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Random weights of the right shapes, for benchmarks without a checkpoint (`--load-format dummy`).
 
-The same name and shape always give the same values, on every device. Matrices are slices of one pool of small normal values, so that
-billions of weights cost a copy, not billions of draws; vectors (norms) are ones and biases zeros.
+The same name and shape always give the same values, on every device. Matrices are slices of one pool of small normal
+values, so that billions of weights cost a copy, not billions of draws; vectors (norms) are ones and biases zeros.
 """
 
 from __future__ import annotations
