@@ -17,6 +17,7 @@ from typing import Any, Literal
 from tokenspeed.config.gguf import GGUFFile, read_gguf
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
+from tokenspeed.config.moe import MoEConfig, moe_from_gguf, moe_from_json
 from tokenspeed.config.rope import RopeScaling, extended_context, longest_context, rope_scaling_from_json
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -34,6 +35,8 @@ class ModelConfig:
     windows: attention window of each layer, 0 for full attention.
     windowed_rope_theta, windowed_rope_scaling: of layers with a window; theta None: as the others.
     norm_offset: what is added to stored norm weights (1 where a checkpoint stores them around zero).
+    attention_sinks: whether each head has a learned logit that takes part in the softmax without a value.
+    moe: the experts of a mixture, or None.
     """
 
     architecture: str
@@ -64,6 +67,8 @@ class ModelConfig:
     windowed_rope_theta: float | None
     windowed_rope_scaling: RopeScaling | None
     norm_offset: float
+    attention_sinks: bool
+    moe: MoEConfig | None
 
     @property
     def longest_context(self) -> int:
@@ -88,6 +93,9 @@ class _Architecture:
     norm_offset: float = 0.0
     full_every: int = 1
     """With windows: every n-th layer sees everything; 1 where config.json lists the layers that do."""
+    own_windowed_rope: bool = False
+    """Whether layers with a window rotate with a base of their own."""
+    attention_sinks: bool = False
 
 
 _ARCHITECTURES = {
@@ -105,7 +113,11 @@ _ARCHITECTURES = {
             tied_by_default=True,
             norm_offset=1.0,
             full_every=6,
+            own_windowed_rope=True,
         ),
+        _Architecture("MixtralForCausalLM", "mixtral"),
+        _Architecture("Qwen3MoeForCausalLM", "qwen3_moe", qk_norm=True),
+        _Architecture("GptOssForCausalLM", "gpt_oss", full_every=2, attention_sinks=True),
     )
 }
 # Mistral files call themselves "llama" too.
@@ -114,7 +126,10 @@ _GGUF_ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
 }
+# ... and Mixtral's.
+_GGUF_WITH_EXPERTS = {"llama": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
 _ACTIVATIONS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 _GEMMA_WINDOWED_THETA = 10000.0
 
@@ -187,6 +202,8 @@ def config_from_folder(folder: Path) -> ModelConfig:
             windowed_rope_theta=None if windowed is None else float(windowed["rope_theta"]),
             windowed_rope_scaling=rope_scaling_from_json(windowed or {}, declared_context, str(file)),
             norm_offset=architecture.norm_offset,
+            attention_sinks=architecture.attention_sinks,
+            moe=moe_from_json(values, architecture.name, num_layers, str(file)),
         ),
         str(file),
     )
@@ -214,7 +231,7 @@ def _json_rope(
     if values.get("original_max_position_embeddings"):
         # Phi-3's place for it, which goes before the other.
         rope["original_max_position_embeddings"] = values["original_max_position_embeddings"]
-    if architecture.full_every == 1:
+    if not architecture.own_windowed_rope:
         return rope, None
     theta = {"rope_theta": values.get("rope_theta", 1e6)}
     return theta | rope, {"rope_theta": values.get("rope_local_base_freq", _GEMMA_WINDOWED_THETA)}
@@ -222,7 +239,7 @@ def _json_rope(
 
 def _context(architecture: _Architecture, declared: int, scaling: RopeScaling | None) -> int:
     # With windows in most layers, the declared context already is the stretched one.
-    return declared if architecture.full_every > 1 else extended_context(declared, scaling)
+    return declared if architecture.own_windowed_rope else extended_context(declared, scaling)
 
 
 def _windows(values: Mapping[str, Any], num_layers: int, architecture: _Architecture) -> tuple[int, ...]:
@@ -256,9 +273,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     if metadata.get("split.count", 1) > 1:
         raise ModelError(f"{where}: one part of {metadata['split.count']}; merge the parts into one .gguf file first")
     fields = _Fields({key.removeprefix(f"{prefix}."): value for key, value in metadata.items()}, where)
-    if fields.values.get("expert_count", 0):
-        raise ModelError(f"{where}: {prefix} with experts (expert_count) is not supported")
-    architecture = _ARCHITECTURES[_GGUF_ARCHITECTURES[prefix]]
+    architecture = _gguf_architecture(prefix, fields)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{where}: tensor 'token_embd.weight' is missing; the file is not a whole model")
@@ -302,9 +317,20 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             windowed_rope_scaling=None,
             # Converters add the offset to the weights themselves.
             norm_offset=0.0,
+            attention_sinks=architecture.attention_sinks,
+            moe=moe_from_gguf(fields.values, architecture.name, num_layers, where),
         ),
         where,
     )
+
+
+def _gguf_architecture(prefix: str, fields: _Fields) -> _Architecture:
+    name = _GGUF_ARCHITECTURES[prefix]
+    if fields.values.get("expert_count", 0):
+        if prefix not in _GGUF_WITH_EXPERTS:
+            raise ModelError(f"{fields.where}: {prefix} with experts (expert_count) is not supported")
+        name = _GGUF_WITH_EXPERTS[prefix]
+    return _ARCHITECTURES[name]
 
 
 def _gguf_rope_scaling(file: GGUFFile, fields: _Fields, declared_context: int) -> RopeScaling | None:

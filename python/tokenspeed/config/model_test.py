@@ -16,6 +16,7 @@ from tokenspeed.config.gguf import read_gguf
 from tokenspeed.config.model import config_from_gguf, load_model_config
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource, embedded_model_path
+from tokenspeed.config.moe import MoEConfig
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -199,6 +200,35 @@ def test_embedded_model_is_the_llama_of_its_card() -> None:
     assert config.eos_token_ids == (2,)
 
 
+MIXTRAL: dict[str, Any] = LLAMA | {
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+def test_experts_of_mixtral_and_qwen3_moe_and_gpt_oss(tmp_path: Path) -> None:
+    mixtral = load_model_config(folder_with(tmp_path, MIXTRAL)).moe
+    assert mixtral == MoEConfig(8, 2, 96, (True, True))
+    qwen = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 16, "num_experts_per_tok": 4}
+    qwen |= {"moe_intermediate_size": 24, "decoder_sparse_step": 2}
+    assert load_model_config(folder_with(tmp_path, qwen)).moe == MoEConfig(16, 4, 24, (False, True), renormalize=False)
+    assert load_model_config(folder_with(tmp_path, LLAMA)).moe is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_local_experts": None}, "'num_local_experts' is missing"),
+        ({"num_experts_per_tok": "two"}, "'num_experts_per_tok' must be a positive whole number"),
+        ({"num_experts_per_tok": 9}, "9 experts a token cannot be chosen from 8"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model_config(folder_with(tmp_path, MIXTRAL | change))
+
+
 def write_gguf(path: Path, architecture: str, extra: Mapping[str, int | float | str], tensors: tuple[str, ...]) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in {
@@ -244,6 +274,18 @@ def test_gguf_gemma3_has_its_windows_and_norms_with_the_offset_added(tmp_path: P
     assert (config.windowed_rope_theta, config.norm_offset, config.attention_scale) == (10000.0, 0.0, 0.0625)
 
 
+def test_gguf_with_experts_is_mixtral_or_qwen3_moe(tmp_path: Path) -> None:
+    for prefix, architecture, inner in (
+        ("llama", "MixtralForCausalLM", 64),
+        ("qwen3moe", "Qwen3MoeForCausalLM", 48),
+    ):
+        extra = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 48}
+        keys = {f"{prefix}.{key}": value for key, value in extra.items()}
+        config = config_from_gguf(read_gguf(write_gguf(tmp_path / "m.gguf", prefix, keys, ("token_embd.weight",))))
+        assert config.architecture == architecture
+        assert config.moe == MoEConfig(8, 2, inner, (True,))
+
+
 def test_gguf_yarn(tmp_path: Path) -> None:
     extra: dict[str, int | float | str] = {
         "llama.rope.scaling.type": "yarn",
@@ -259,7 +301,14 @@ def test_gguf_yarn(tmp_path: Path) -> None:
     [
         ("mamba", {}, ("token_embd.weight",), "architecture 'mamba' .* is not supported"),
         ("llama", {}, (), "'token_embd.weight' is missing"),
-        ("llama", {"llama.expert_count": 8}, ("token_embd.weight",), "llama with experts"),
+        ("qwen2", {"qwen2.expert_count": 8}, ("token_embd.weight",), "qwen2 with experts"),
+        ("llama", {"llama.expert_count": 8}, ("token_embd.weight",), "'expert_used_count' is missing"),
+        (
+            "llama",
+            {"llama.expert_count": 2, "llama.expert_used_count": 3},
+            ("token_embd.weight",),
+            "3 experts a token cannot be chosen from 2",
+        ),
         ("llama", {"split.count": 3}, ("token_embd.weight",), "merge the parts"),
         (
             "llama",

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from tokenspeed.config.model_error import ModelError
 
 
 @dataclass(frozen=True)
@@ -39,3 +42,65 @@ class MoEConfig:
     shared_intermediate_size: int = 0
     swiglu_alpha: float = 0.0
     swiglu_limit: float = 0.0
+
+
+def moe_from_json(values: Mapping[str, Any], architecture: str, num_layers: int, where: str) -> MoEConfig | None:
+    """Of a config.json's values; None for an architecture without experts. Raises ModelError."""
+    if architecture == "MixtralForCausalLM":
+        inner = _positive(values, ("intermediate_size",), where)
+        return _checked(_from_names(values, num_layers, inner, where), where)
+    if architecture == "Qwen3MoeForCausalLM":
+        config = _from_names(values, num_layers, _positive(values, ("moe_intermediate_size",), where), where)
+        step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers") or ()
+        sparse = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))
+        renormalize = bool(values.get("norm_topk_prob", False))
+        return _checked(replace(config, sparse_layers=sparse, renormalize=renormalize), where)
+    if architecture == "GptOssForCausalLM":
+        config = _from_names(values, num_layers, _positive(values, ("intermediate_size",), where), where)
+        alpha, limit = (float(values.get(name, default)) for name, default in _CLAMPED_SWIGLU)
+        return _checked(replace(config, router_bias=True, swiglu_alpha=alpha, swiglu_limit=limit), where)
+    return None
+
+
+def moe_from_gguf(values: Mapping[str, Any], architecture: str, num_layers: int, where: str) -> MoEConfig | None:
+    """Of a GGUF file's metadata without the architecture's prefix; None without experts. Raises ModelError."""
+    if not values.get("expert_count"):
+        return None
+    inner = "feed_forward_length" if architecture == "MixtralForCausalLM" else "expert_feed_forward_length"
+    config = MoEConfig(
+        num_experts=_positive(values, ("expert_count",), where),
+        top_k=_positive(values, ("expert_used_count",), where),
+        intermediate_size=_positive(values, (inner,), where),
+        sparse_layers=(True,) * num_layers,
+    )
+    return _checked(config, where)
+
+
+_CLAMPED_SWIGLU = (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0))
+
+
+def _from_names(values: Mapping[str, Any], num_layers: int, intermediate_size: int, where: str) -> MoEConfig:
+    """Experts in every layer, chosen by a softmax over the best."""
+    return MoEConfig(
+        num_experts=_positive(values, ("num_local_experts", "num_experts"), where),
+        top_k=_positive(values, ("num_experts_per_tok",), where),
+        intermediate_size=intermediate_size,
+        sparse_layers=(True,) * num_layers,
+    )
+
+
+def _positive(values: Mapping[str, Any], names: tuple[str, ...], where: str) -> int:
+    """The first of these names that is there."""
+    for name in names:
+        value = values.get(name)
+        if value is not None:
+            if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+                raise ModelError(f"{where}: {name!r} must be a positive whole number, got {value!r}")
+            return value
+    raise ModelError(f"{where}: {names[0]!r} is missing")
+
+
+def _checked(config: MoEConfig, where: str) -> MoEConfig:
+    if config.top_k > config.num_experts:
+        raise ModelError(f"{where}: {config.top_k} experts a token cannot be chosen from {config.num_experts}")
+    return config

@@ -34,7 +34,11 @@ class LlamaLayer:
         self.attention_norm = hidden_norm(config, weights, "input_layernorm")
         self.attention = attention(config, weights.at("self_attn"), layer, cos_sin)
         self.mlp_norm = hidden_norm(config, weights, "post_attention_layernorm")
-        self.mlp = mlp(config, weights.at("mlp"))
+        self.mlp = self.feed_forward(config, weights, layer)
+
+    def feed_forward(self, config: ModelConfig, weights: Weights, layer: int) -> Chain:
+        """What follows the layer's second norm; a mixture of experts brings its own."""
+        return mlp(config, weights.at("mlp"))
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch

@@ -6,9 +6,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource, embedded_model_path
 from tokenspeed.layers.cache import total_block_bytes
 from tokenspeed.models import load_model, model_class
-from tokenspeed.models.testing import PagedSequences
+from tokenspeed.models.testing import PagedSequences, logits_of_two_ranks
 from tokenspeed.parallel import Group
 
 CONFIG: dict[str, Any] = {
@@ -163,17 +160,6 @@ def test_ranks_must_divide_the_heads(tmp_path: Path) -> None:
         load(folder_with(tmp_path, {}), "dummy", Group(0, 3))
 
 
-def run_rank(rank: int, folder: Path) -> None:
-    """One of two ranks, in a process of its own; leaves its logits in `folder`."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
-    model = load(ModelSource("folder", folder, "test"), group=Group(rank, 2))
-    sequences = PagedSequences(model, 1, 16)
-    logits = torch.cat([sequences.prefill(0, PROMPT, chunk=3), sequences.step([(0, [11])])[0]])
-    torch.save((total_block_bytes(model.kv_cache(16)), logits), folder / f"rank{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_two_ranks_give_the_logits_of_one(tmp_path: Path, tied: bool) -> None:
     source = folder_with(tmp_path, {"tie_word_embeddings": tied})
@@ -181,20 +167,6 @@ def test_two_ranks_give_the_logits_of_one(tmp_path: Path, tied: bool) -> None:
     alone = load(source)
     sequences = PagedSequences(alone, 1, 16)
     expected = torch.cat([sequences.prefill(0, PROMPT), sequences.step([(0, [11])])[0]])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    ranks = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path)], env=environment) for rank in range(2)
-    ]
-    try:
-        assert [process.wait(timeout=240) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
-    for rank in range(2):
-        block_bytes, logits = torch.load(tmp_path / f"rank{rank}.pt")
+    for block_bytes, logits in logits_of_two_ranks(tmp_path, PROMPT, 11):
         assert block_bytes == total_block_bytes(alone.kv_cache(16)) // 2
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-
-
-if __name__ == "__main__":
-    run_rank(int(sys.argv[1]), Path(sys.argv[2]))

@@ -6,7 +6,9 @@ from __future__ import annotations
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.models.gemma3 import Gemma3ForCausalLM
 from tokenspeed.models.llama import LlamaForCausalLM
+from tokenspeed.models.mixtral import MixtralForCausalLM
 from tokenspeed.models.model import Model
+from tokenspeed.models.qwen3_moe import Qwen3MoeForCausalLM
 
 _MODELS: dict[str, type[Model]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
@@ -14,6 +16,8 @@ _MODELS: dict[str, type[Model]] = {
     "Qwen2ForCausalLM": LlamaForCausalLM,
     "Qwen3ForCausalLM": LlamaForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "MixtralForCausalLM": MixtralForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }
 
 

@@ -2,17 +2,27 @@
 """A model driven by hand in tests: paged caches with scattered blocks, rows of any length, no engine.
 
 `PagedSequences` does what scheduler and inputs do in the engine, in the plainest way, so that a test can put any mix
-of decode rows and prefill chunks into one step and look at all the logits.
+of decode rows and prefill chunks into one step and look at all the logits. `logits_of_two_ranks` runs this module as
+two processes that share a model over gloo.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
+from tokenspeed.config.model import load_model_config
+from tokenspeed.config.model_source import ModelSource
 from tokenspeed.layers import AttentionMetadata, ForwardBatch
+from tokenspeed.layers.cache import total_block_bytes
+from tokenspeed.models.loading import load_model
 from tokenspeed.models.model import Model
+from tokenspeed.parallel import Group
 
 
 class PagedSequences:
@@ -86,3 +96,36 @@ def _num_leading_ones(counts: list[int]) -> int:
         if count != 1:
             return index
     return len(counts)
+
+
+def logits_of_two_ranks(folder: Path, prompt: Sequence[int], next_token: int) -> list[tuple[int, torch.Tensor]]:
+    """What each of two ranks has: bytes of a block of 16 tokens, and the logits after each token.
+
+    The model lies in `folder`; the prompt is computed in chunks of three, the next token as a decode step.
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    tokens = [str(token) for token in (*prompt, next_token)]
+    command = [sys.executable, "-m", "tokenspeed.models.testing", str(folder)]
+    ranks = [subprocess.Popen([*command, str(rank), *tokens], env=environment) for rank in range(2)]
+    try:
+        exits = [process.wait(timeout=240) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert exits == [0, 0]
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+
+
+def _run_rank(folder: Path, rank: int, tokens: list[int]) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
+    source = ModelSource("folder", folder, "test")
+    model = load_model(source, load_model_config(source), "cpu", torch.float32, group=Group(rank, 2))
+    sequences = PagedSequences(model, 1, len(tokens))
+    logits = torch.cat([sequences.prefill(0, tokens[:-1], chunk=3), sequences.step([(0, tokens[-1:])])[0]])
+    torch.save((total_block_bytes(model.kv_cache(16)), logits), folder / f"rank{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _run_rank(Path(sys.argv[1]), int(sys.argv[2]), [int(token) for token in sys.argv[3:]])

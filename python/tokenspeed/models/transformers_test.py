@@ -55,6 +55,8 @@ GEMMA_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
 }
 
+QWEN3_MOE = {"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 32}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama with biases and tied embeddings": (
@@ -85,6 +87,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral with a window": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 9}),
+    "qwen3-moe": ("Qwen3Moe", QWEN3_MOE | {"norm_topk_prob": True}),
+    "qwen3-moe with layers of one network and scores that are not renormalised": (
+        "Qwen3Moe",
+        QWEN3_MOE | {"decoder_sparse_step": 2, "num_hidden_layers": 5, "mlp_only_layers": [1], "norm_topk_prob": False},
+    ),
     "gemma3": ("Gemma3", GEMMA | {"num_hidden_layers": 7}),
     "gemma3 with scalings of both kinds of layer": (
         "Gemma3",
