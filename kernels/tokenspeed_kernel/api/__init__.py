@@ -26,6 +26,7 @@ from tokenspeed_kernel.cuda_memory import ReservedMemory, view_of_address
 from tokenspeed_kernel.moe.routing import Routing
 from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
 from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, PackedWeight, Weight
+from tokenspeed_kernel.quant.reference import dequantize
 from tokenspeed_kernel.registry import KernelError, explain, override, parse_overrides, set_overrides
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "attention",
     "copy_blocks",
     "decode_inputs",
+    "dequantize",
     "embedding",
     "explain",
     "latent_attention",

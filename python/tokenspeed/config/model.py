@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenspeed.config.gguf import GGUFFile, read_gguf
+from tokenspeed.config.latent import LatentConfig, latent_from_json
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.moe import MoEConfig, moe_from_gguf, moe_from_json
@@ -37,6 +38,8 @@ class ModelConfig:
     norm_offset: what is added to stored norm weights (1 where a checkpoint stores them around zero).
     attention_sinks: whether each head has a learned logit that takes part in the softmax without a value.
     moe: the experts of a mixture, or None.
+    latent: the sizes of multi-head latent attention, or None; `head_dim` is then that of queries.
+    num_extra_layers: layers behind the last one in the files that are no part of the model (DeepSeek-V3).
     """
 
     architecture: str
@@ -69,6 +72,8 @@ class ModelConfig:
     norm_offset: float
     attention_sinks: bool
     moe: MoEConfig | None
+    latent: LatentConfig | None
+    num_extra_layers: int
 
     @property
     def longest_context(self) -> int:
@@ -96,6 +101,7 @@ class _Architecture:
     own_windowed_rope: bool = False
     """Whether layers with a window rotate with a base of their own."""
     attention_sinks: bool = False
+    latent: bool = False
 
 
 _ARCHITECTURES = {
@@ -117,6 +123,8 @@ _ARCHITECTURES = {
         ),
         _Architecture("MixtralForCausalLM", "mixtral"),
         _Architecture("Qwen3MoeForCausalLM", "qwen3_moe", qk_norm=True),
+        _Architecture("DeepseekV2ForCausalLM", "deepseek_v2", latent=True),
+        _Architecture("DeepseekV3ForCausalLM", "deepseek_v3", latent=True),
         _Architecture("GptOssForCausalLM", "gpt_oss", full_every=2, attention_sinks=True),
     )
 }
@@ -167,7 +175,11 @@ def config_from_folder(folder: Path) -> ModelConfig:
     scaling = rope_scaling_from_json(rope, declared_context, str(file))
     num_heads, num_layers = fields.integer("num_attention_heads"), fields.integer("num_hidden_layers")
     hidden_size = fields.integer("hidden_size")
-    head_dim = values.get("head_dim") or hidden_size // num_heads
+    latent = latent_from_json(values, str(file)) if architecture.latent else None
+    head_dim = latent.query_dim if latent else values.get("head_dim") or hidden_size // num_heads
+    scale = float(values.get("query_pre_attn_scalar") or head_dim) ** -0.5
+    if latent and scaling:
+        scale *= scaling.latent_amplitude
     partial = rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
     generation = folder / "generation_config.json"
     generated = _read_json(generation) if generation.is_file() else {}
@@ -181,12 +193,12 @@ def config_from_folder(folder: Path) -> ModelConfig:
             intermediate_size=fields.integer("intermediate_size"),
             num_layers=num_layers,
             num_heads=num_heads,
-            num_kv_heads=values.get("num_key_value_heads") or num_heads,
+            num_kv_heads=num_heads if latent else values.get("num_key_value_heads") or num_heads,
             head_dim=head_dim,
             rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
             rope_theta=float(rope.get("rope_theta", values.get("rope_theta", 10000.0))),
             rope_scaling=scaling,
-            rotary_dim=int(head_dim * partial),
+            rotary_dim=latent.rope_dim if latent else int(head_dim * partial),
             max_position_embeddings=_context(architecture, declared_context, scaling),
             tie_word_embeddings=bool(values.get("tie_word_embeddings", architecture.tied_by_default)),
             bos_token_id=_first_id(values.get("bos_token_id")),
@@ -198,12 +210,14 @@ def config_from_folder(folder: Path) -> ModelConfig:
             qk_norm=architecture.qk_norm,
             windows=_windows(values, num_layers, architecture),
             activation=architecture.activation,
-            attention_scale=float(values.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+            attention_scale=scale,
             windowed_rope_theta=None if windowed is None else float(windowed["rope_theta"]),
             windowed_rope_scaling=rope_scaling_from_json(windowed or {}, declared_context, str(file)),
             norm_offset=architecture.norm_offset,
             attention_sinks=architecture.attention_sinks,
             moe=moe_from_json(values, architecture.name, num_layers, str(file)),
+            latent=latent,
+            num_extra_layers=values.get("num_nextn_predict_layers", values.get("num_mtp_layers")) or 0,
         ),
         str(file),
     )
@@ -319,6 +333,8 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             norm_offset=0.0,
             attention_sinks=architecture.attention_sinks,
             moe=moe_from_gguf(fields.values, architecture.name, num_layers, where),
+            latent=None,
+            num_extra_layers=0,
         ),
         where,
     )

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tokenspeed.config.gguf import read_gguf
+from tokenspeed.config.latent import LatentConfig
 from tokenspeed.config.model import config_from_gguf, load_model_config
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource, embedded_model_path
@@ -227,6 +228,80 @@ def test_experts_of_mixtral_and_qwen3_moe_and_gpt_oss(tmp_path: Path) -> None:
 def test_experts_that_cannot_be_are_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load_model_config(folder_with(tmp_path, MIXTRAL | change))
+
+
+DEEPSEEK: dict[str, Any] = LLAMA | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 48,
+    "head_dim": 7,
+    "n_routed_experts": 16,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "num_nextn_predict_layers": 1,
+}
+DEEPSEEK_V2 = DEEPSEEK | {"architectures": ["DeepseekV2ForCausalLM"], "scoring_func": "softmax", "topk_method": None}
+
+
+def test_deepseek_has_latent_sizes_and_grouped_experts(tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
+    v3 = load_model_config(folder_with(tmp_path, DEEPSEEK | {"rope_scaling": scaling}))
+    assert v3.latent == LatentConfig(24, 32, 24, 16, 48, interleaved=True)
+    assert (v3.head_dim, v3.rotary_dim, v3.num_kv_heads, v3.num_extra_layers) == (40, 16, 4, 1)
+    # Both q and k carry yarn's 0.1 ln(40) + 1.
+    assert v3.attention_scale == pytest.approx(40**-0.5 * 1.3688879454113936**2)
+    assert v3.moe == MoEConfig(
+        16,
+        3,
+        32,
+        (False, True),
+        scores="sigmoid",
+        scale=2.5,
+        num_groups=4,
+        top_groups=2,
+        group_score="best_two",
+        correction_bias="e_score_correction_bias",
+        float32_router=True,
+        shared_intermediate_size=64,
+    )
+    lite = load_model_config(folder_with(tmp_path, DEEPSEEK_V2 | {"q_lora_rank": None, "moe_layer_freq": 2}))
+    assert lite.latent is not None and lite.latent.query_rank is None
+    assert lite.moe is not None
+    assert (lite.moe.scores, lite.moe.renormalize, lite.moe.num_groups) == ("softmax", False, 1)
+    assert lite.moe.sparse_layers == (False, False)
+    grouped = load_model_config(folder_with(tmp_path, DEEPSEEK_V2 | {"topk_method": "group_limited_greedy"}))
+    assert grouped.moe is not None and (grouped.moe.num_groups, grouped.moe.group_score) == (4, "best")
+    dense = load_model_config(folder_with(tmp_path, DEEPSEEK | {"n_routed_experts": None}))
+    assert dense.moe is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kv_lora_rank": 40}, "kv_lora_rank 40 is not supported"),
+        ({"v_head_dim": None}, "'v_head_dim' must be a positive whole number, got None"),
+        ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ({"topk_method": "greedy"}, "topk_method 'greedy' is not supported"),
+        ({"n_group": 3}, "16 experts in 3 groups"),
+        ({"topk_group": 5}, "of which 5 are chosen"),
+        ({"num_experts_per_tok": 9}, "2 groups of 4 experts are too few for 9 a token"),
+        (DEEPSEEK_V2 | {"norm_topk_prob": True}, "norm_topk_prob True is not supported"),
+        (DEEPSEEK_V2 | {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
+    ],
+)
+def test_deepseek_that_we_cannot_run_is_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model_config(folder_with(tmp_path, DEEPSEEK | change))
 
 
 def write_gguf(path: Path, architecture: str, extra: Mapping[str, int | float | str], tensors: tuple[str, ...]) -> Path:

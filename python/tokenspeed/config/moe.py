@@ -59,7 +59,55 @@ def moe_from_json(values: Mapping[str, Any], architecture: str, num_layers: int,
         config = _from_names(values, num_layers, _positive(values, ("intermediate_size",), where), where)
         alpha, limit = (float(values.get(name, default)) for name, default in _CLAMPED_SWIGLU)
         return _checked(replace(config, router_bias=True, swiglu_alpha=alpha, swiglu_limit=limit), where)
+    if architecture in ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"):
+        return _deepseek(values, architecture, num_layers, where)
     return None
+
+
+def _deepseek(values: Mapping[str, Any], architecture: str, num_layers: int, where: str) -> MoEConfig | None:
+    """Experts in groups and shared ones, from the first layer that is not dense on; None where all layers are dense."""
+    if not values.get("n_routed_experts"):
+        return None
+    inner = _positive(values, ("moe_intermediate_size",), where)
+    dense, step = values.get("first_k_dense_replace") or 0, values.get("moe_layer_freq") or 1
+    config = MoEConfig(
+        num_experts=_positive(values, ("n_routed_experts",), where),
+        top_k=_positive(values, ("num_experts_per_tok",), where),
+        intermediate_size=inner,
+        sparse_layers=tuple(layer >= dense and layer % step == 0 for layer in range(num_layers)),
+        scale=float(values.get("routed_scaling_factor") or 1.0),
+        float32_router=True,
+        shared_intermediate_size=inner * (values.get("n_shared_experts") or 0),
+    )
+    if architecture == "DeepseekV3ForCausalLM":
+        _refuse_other(values, "scoring_func", "sigmoid", where)
+        _refuse_other(values, "topk_method", "noaux_tc", where)
+        v3 = replace(
+            config,
+            scores="sigmoid",
+            renormalize=bool(values.get("norm_topk_prob", True)),
+            correction_bias="e_score_correction_bias",
+            group_score="best_two",
+        )
+        return _checked(_in_groups(v3, values), where)
+    _refuse_other(values, "scoring_func", "softmax", where)
+    # Never published; the model's own code and transformers would scale such weights differently.
+    _refuse_other(values, "norm_topk_prob", False, where)
+    method = values.get("topk_method") or "greedy"
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelError(f"{where}: topk_method {method!r} is not supported (greedy, group_limited_greedy)")
+    v2 = replace(config, renormalize=False)
+    return _checked(v2 if method == "greedy" else _in_groups(v2, values), where)
+
+
+def _in_groups(config: MoEConfig, values: Mapping[str, Any]) -> MoEConfig:
+    return replace(config, num_groups=values.get("n_group") or 1, top_groups=values.get("topk_group") or 1)
+
+
+def _refuse_other(values: Mapping[str, Any], name: str, supported: Any, where: str) -> None:
+    value = values.get(name)
+    if value is not None and value != supported:
+        raise ModelError(f"{where}: {name} {value!r} is not supported (only {supported!r})")
 
 
 def moe_from_gguf(values: Mapping[str, Any], architecture: str, num_layers: int, where: str) -> MoEConfig | None:
@@ -103,4 +151,14 @@ def _positive(values: Mapping[str, Any], names: tuple[str, ...], where: str) -> 
 def _checked(config: MoEConfig, where: str) -> MoEConfig:
     if config.top_k > config.num_experts:
         raise ModelError(f"{where}: {config.top_k} experts a token cannot be chosen from {config.num_experts}")
+    size = config.num_experts // config.num_groups
+    if config.num_experts % config.num_groups or not 1 <= config.top_groups <= config.num_groups:
+        raise ModelError(
+            f"{where}: {config.num_experts} experts in {config.num_groups} groups (n_group), of which "
+            f"{config.top_groups} are chosen (topk_group), do not go together"
+        )
+    if config.top_k > size * config.top_groups or (config.group_score == "best_two" and size < 2):
+        raise ModelError(
+            f"{where}: {config.top_groups} groups of {size} experts are too few for {config.top_k} a token"
+        )
     return config

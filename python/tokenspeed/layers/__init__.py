@@ -4,6 +4,7 @@
 from tokenspeed.layers.attention import AttentionShape, PagedAttention
 from tokenspeed.layers.batch import AttentionMetadata, ForwardBatch
 from tokenspeed.layers.embedding import Embedding, LMHead
+from tokenspeed.layers.latent import LatentAttention
 from tokenspeed.layers.linear import ColumnLinear, RowLinear
 from tokenspeed.layers.mlp import gated_mlp, gated_mlp_stages
 from tokenspeed.layers.moe import RoutedExperts, Router, routed_experts
@@ -17,6 +18,7 @@ __all__ = [
     "Embedding",
     "ForwardBatch",
     "LMHead",
+    "LatentAttention",
     "PagedAttention",
     "RMSNorm",
     "RoutedExperts",

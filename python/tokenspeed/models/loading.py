@@ -56,7 +56,8 @@ def load_model(
         raise ModelError(
             f"{source.path}: the weights do not fit in the memory of {device}; use a smaller model"
         ) from None
-    reader.check_all_used((*_COMPUTED, "lm_head.weight") if config.tie_word_embeddings else _COMPUTED)
+    extra = tuple(f"model.layers.{config.num_layers + index}." for index in range(config.num_extra_layers))
+    reader.check_all_used((*_COMPUTED, "lm_head.weight") if config.tie_word_embeddings else _COMPUTED, extra)
     bar.finish()
     return model
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from tokenspeed.config.model_error import ModelError
+from tokenspeed.models.deepseek import DeepseekForCausalLM
 from tokenspeed.models.gemma3 import Gemma3ForCausalLM
 from tokenspeed.models.llama import LlamaForCausalLM
 from tokenspeed.models.mixtral import MixtralForCausalLM
@@ -16,6 +17,8 @@ _MODELS: dict[str, type[Model]] = {
     "Qwen2ForCausalLM": LlamaForCausalLM,
     "Qwen3ForCausalLM": LlamaForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "DeepseekV2ForCausalLM": DeepseekForCausalLM,
+    "DeepseekV3ForCausalLM": DeepseekForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }

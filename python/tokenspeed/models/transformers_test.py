@@ -57,6 +57,23 @@ GEMMA_ROPE = {
 
 QWEN3_MOE = {"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 32}
 
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "topk_group": 2,
+    "n_group": 4,
+}
+GROUPED = {"q_lora_rank": 24, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0}
+LOUD_YARN = YARN | {"rope_theta": 10000.0, "mscale": 0.7, "mscale_all_dim": 0.9}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama with biases and tied embeddings": (
@@ -94,6 +111,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         QWEN3_MOE | {"decoder_sparse_step": 2, "num_hidden_layers": 5, "mlp_only_layers": [1], "norm_topk_prob": False},
     ),
+    "deepseek-v2-lite": ("DeepseekV2", DEEPSEEK | {"q_lora_rank": None}),
+    "deepseek-v2": ("DeepseekV2", DEEPSEEK | GROUPED | {"rope_parameters": LOUD_YARN}),
+    "deepseek-v2 with experts in every layer and biases": (
+        "DeepseekV2",
+        DEEPSEEK | {"q_lora_rank": 24, "n_shared_experts": 1, "first_k_dense_replace": 0, "attention_bias": True},
+    ),
+    "deepseek-v3": ("DeepseekV3", DEEPSEEK | {"q_lora_rank": 24, "rope_parameters": LOUD_YARN}),
+    "deepseek-v3 with halves as pairs and scores that are not renormalised": (
+        "DeepseekV3",
+        DEEPSEEK | {"q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False},
+    ),
     "gemma3": ("Gemma3", GEMMA | {"num_hidden_layers": 7}),
     "gemma3 with scalings of both kinds of layer": (
         "Gemma3",
@@ -115,6 +143,9 @@ def make_pair(folder: Path, family: str, changes: dict[str, Any]) -> tuple[trans
             spread = torch.randn_like(parameter)
             centre = 0.0 if family == "Gemma3" else 1.0
             parameter.copy_(centre + 0.2 * spread if "norm" in name else 0.15 * spread)
+        for name, buffer in theirs.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn_like(buffer))
     theirs.save_pretrained(folder)
     return theirs, load(folder)
 

@@ -70,8 +70,8 @@ class WeightReader(ABC):
                 "configuration and weights do not belong together"
             )
 
-    def check_all_used(self, ignorable: tuple[str, ...]) -> None:
-        """Raise ModelError for a tensor that nothing read, unless its name ends with one of `ignorable`."""
+    def check_all_used(self, endings: tuple[str, ...], beginnings: tuple[str, ...]) -> None:
+        """Raise ModelError for a tensor that nothing read, unless its name ends or begins with one of these."""
         for name in sorted(self._names() - self._used):
-            if not name.endswith(ignorable):
+            if not name.endswith(endings) and not name.startswith(beginnings):
                 raise ModelError(f"{self.where(name)} has no place in this architecture; its tokens would be wrong")

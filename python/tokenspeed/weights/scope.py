@@ -59,6 +59,16 @@ class Weights:
         self.progress.advance()
         return prepared
 
+    def dense(self, name: str, shape: tuple[int, int], split: Split) -> torch.Tensor:
+        """The values of a matrix, or of our part, on the CPU: for weights that are taken apart. Raises ModelError."""
+        weight = self._read_matrix(name, shape, split)
+        self.progress.advance()
+        return api.dequantize(weight) if isinstance(weight, PackedWeight) else weight
+
+    def prepare(self, matrix: torch.Tensor) -> Weight:
+        """A dense [N, K] on the CPU as a product wants it on our device."""
+        return api.prepare_weight(matrix.contiguous(), self.device, self.dtype)
+
     def stacked(self, names: Sequence[str], sizes: Sequence[int], num_inputs: int) -> list[Weight]:
         """Matrices [size, num_inputs] on top of each other, each split by outputs: one prepared weight.
 

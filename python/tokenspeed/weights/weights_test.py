@@ -151,9 +151,9 @@ def test_leftovers_are_those_that_nothing_read(tmp_path: Path) -> None:
     reader = SafetensorsReader(tmp_path)
     reader.read("a", (1,))
     with pytest.raises(ModelError, match="tensor 'b' has no place"):
-        reader.check_all_used(("inv_freq",))
+        reader.check_all_used(("inv_freq",), ())
     reader.read("b", (1,))
-    reader.check_all_used(("inv_freq",))
+    reader.check_all_used(("inv_freq",), ())
 
 
 def test_progress_draws_a_bar_on_a_terminal_only() -> None:

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""Multi-head latent attention as a config.json declares it (DeepSeek-V2 and V3). No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenspeed.config.model_error import ModelError
+
+_UNIT = 16
+"""Elements of a vector register that every device's kernels count on."""
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Keys and values of all heads are products of one cached vector a token, the latent; beside it lies one key that
+    is rotated and that all heads share. Sizes in elements.
+
+    query_rank: of the vector that queries are made of; None: they are made of the hidden state.
+    latent_dim: of the latent (kv_lora_rank).
+    nope_dim, rope_dim: of a head's query and key, the part that is not rotated and the one that is.
+    value_dim: of a head's value.
+    interleaved: rotated pairs are neighbours, not half a head apart.
+    """
+
+    query_rank: int | None
+    latent_dim: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    interleaved: bool
+
+    @property
+    def query_dim(self) -> int:
+        """Of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def row_dim(self) -> int:
+        """Of what is cached of a token."""
+        return self.latent_dim + self.rope_dim
+
+
+def latent_from_json(values: Mapping[str, Any], where: str) -> LatentConfig:
+    """Of a config.json's values. Raises ModelError."""
+    return LatentConfig(
+        query_rank=None if values.get("q_lora_rank") is None else _size(values, "q_lora_rank", 1, where),
+        latent_dim=_size(values, "kv_lora_rank", _UNIT, where),
+        nope_dim=_size(values, "qk_nope_head_dim", 1, where),
+        rope_dim=_size(values, "qk_rope_head_dim", _UNIT, where),
+        value_dim=_size(values, "v_head_dim", _UNIT, where),
+        interleaved=bool(values.get("rope_interleave", True)),
+    )
+
+
+def _size(values: Mapping[str, Any], name: str, unit: int, where: str) -> int:
+    value = values.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ModelError(f"{where}: {name!r} must be a positive whole number, got {value!r}")
+    if value % unit:
+        raise ModelError(f"{where}: {name} {value} is not supported (only multiples of {unit})")
+    return value
