@@ -50,7 +50,7 @@ def test_every_cpu_workload_gives_torch_what_the_reference_computes() -> None:
 
 def test_dense_attention_for_torch_equals_the_paged_reference() -> None:
     for workload in workloads("cpu"):
-        if workload.op == "attention.paged":
+        if workload.op in ("attention.paged", "attention.mla"):
             reference = next(item for item in solutions(workload.op) if item.name == "reference")
             theirs = workload.peer(*workload.peer_args(workload.args))
             assert isinstance(theirs, torch.Tensor)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.numerics.cases import Case, normal, packed_weight, paged_metadata
 from tokenspeed_kernel.quant.packed import PackedWeight
 from tokenspeed_kernel.quant.reference import dequantize
@@ -35,6 +36,9 @@ class Model(NamedTuple):
 SMOL = Model(576, 9, 3, 64, 1536, 49152)
 QWEN3_8B = Model(4096, 32, 8, 128, 12288, 151936)
 _BLOCK_SIZE = 16
+# Heads of DeepSeek-V2-Lite, or of V3 on one of eight GPUs and on one alone; its latent and rotated key.
+_LATENT_HEADS = {False: (16,), True: (16, 128)}
+_LATENT, _KEY = 512, 64
 # (rows, queries a row, KV tokens a row)
 _CPU_BATCHES = ((1, 1, 1024), (16, 1, 512), (1, 512, 512))
 _GPU_BATCHES = ((1, 1, 1024), (64, 1, 4096), (1, 8192, 8192), (8, 512, 4096))
@@ -70,6 +74,7 @@ def workloads(device: str) -> Iterator[Workload]:
         yield from _layer(model, dtype, tokens, generator)
         yield from _linears(model, dtype, tokens, generator)
     yield from _attention(model, dtype, generator, on_gpu)
+    yield from _latent_attention(dtype, generator, on_gpu)
     for rows in (1, 64, 256) if on_gpu else (1, 16):
         yield from _sampling(model, rows, generator)
 
@@ -153,6 +158,21 @@ def _attention(model: Model, dtype: torch.dtype, generator: torch.Generator, on_
         )  # fmt: skip
 
 
+def _latent_attention(dtype: torch.dtype, generator: torch.Generator, on_gpu: bool) -> Iterator[Workload]:
+    for heads in _LATENT_HEADS[on_gpu]:
+        for rows, query_len, kv_len in ((1, 1, 4096), (64, 1, 4096), (1, 2048, 2048)) if on_gpu else _CPU_BATCHES:
+            meta, num_blocks = paged_metadata(generator, [(query_len, kv_len)] * rows, _BLOCK_SIZE)
+            q = normal(generator, rows * query_len, heads, _LATENT + _KEY, dtype=dtype)
+            cache = normal(generator, num_blocks, _BLOCK_SIZE, _LATENT + _KEY, dtype=dtype)
+            pairs = query_len * (2 * kv_len - query_len + 1) // 2
+            yield Workload(
+                "attention.mla", f"{rows} rows of {query_len} after {kv_len - query_len}, {heads} heads", dtype,
+                (q, cache, meta, 192**-0.5, _LATENT), _size(q) * 17 // 9 + _size(cache),
+                2 * rows * pairs * heads * (2 * _LATENT + _KEY), _torch_attention, _dense_latents,
+                {"latent_dim": _LATENT, "key_dim": _KEY, "block_size": _BLOCK_SIZE, "kv_dtype": dtype},
+            )  # fmt: skip
+
+
 def _sampling(model: Model, rows: int, generator: torch.Generator) -> Iterator[Workload]:
     logits = normal(generator, rows, model.vocab, std=3.0)
     seeds, positions = torch.arange(rows), torch.full((rows,), 100)
@@ -202,9 +222,20 @@ def _dense_weight(args: Args) -> Args:
 def _dense_attention(args: Args) -> Args:
     """Queries, keys and values as [rows, heads, length, D], gathered from the blocks."""
     q, k_cache, v_cache, meta, scale, _ = args
+    return _dense_rows(q, [cache.transpose(1, 2) for cache in (k_cache, v_cache)], meta, scale)
+
+
+def _dense_latents(args: Args) -> Args:
+    """The same: one head's keys, whose first part are the values."""
+    q, cache, meta, scale, latent = args
+    return _dense_rows(q, [cache[:, :, None], cache[:, :, None, :latent]], meta, scale)
+
+
+def _dense_rows(q: torch.Tensor, caches: list[torch.Tensor], meta: AttentionMetadata, scale: float) -> Args:
+    """caches: [num_blocks, block_size, heads, D]."""
     rows = meta.kv_lens.shape[0]
     queries = q.unflatten(0, (rows, -1)).transpose(1, 2).contiguous()
-    dense = [cache[meta.block_tables.long()].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache)]
+    dense = [cache[meta.block_tables.long()].flatten(1, 2).transpose(1, 2) for cache in caches]
     length = meta.max_kv_len
     mask = None
     if 1 < meta.max_query_len < length:
