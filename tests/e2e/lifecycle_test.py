@@ -11,6 +11,7 @@ import time
 import httpx
 import openai
 import psutil
+import pytest
 
 from tests.support.server import Server
 
@@ -87,32 +88,42 @@ def test_sigterm_turns_readiness_at_once_lets_streams_finish_and_exits_zero() ->
         assert own.wait() == 0
 
 
-def engine_process(server: Server) -> psutil.Process:
+def child_process(server: Server, word: str) -> psutil.Process:
     children = psutil.Process(server.process.pid).children(recursive=True)
-    return next(child for child in children if "--headless" in child.cmdline())
+    return next(child for child in children if word in child.cmdline())
 
 
-def test_a_killed_engine_ends_every_stream_once_and_the_tree_does_not_linger() -> None:
+def cut_off(server: Server, word: str) -> float:
+    """Kill the child whose command line has `word` in the middle of a stream; seconds until the stream has ended."""
+    client = openai.OpenAI(base_url=server.base_url + "/v1", api_key="unused", max_retries=0)
+    stream = iter(long_stream(client, client.models.list().data[0].id))
+    next(stream)
+    child_process(server, word).send_signal(signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises((openai.APIError, httpx.HTTPError)):
+        for _ in stream:
+            pass
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("word", ["--headless", "launch"])
+def test_a_killed_child_ends_its_streams_once_and_is_started_again(word: str) -> None:
     with Server(*SMALL) as own:
-        client = openai.OpenAI(base_url=own.base_url + "/v1", api_key="unused", max_retries=0)
-        model = client.models.list().data[0].id
-        stream = iter(long_stream(client, model))
-        next(stream)
+        assert cut_off(own, word) < 20
+        if word == "--headless":
+            assert own.status("/readiness") == 503, "no engine, no readiness"
+        assert wait_until(lambda: "ready again after" in own.log(), 60), own.log()
+        assert own.post("/v1/completions", {"prompt": "hi", "max_tokens": 2})[0] == 200
+        assert gauge(own, "tokenspeed:num_requests_running") == 0
+        own.terminate()
+        assert own.wait() == 0
+
+
+def test_without_restarts_a_killed_engine_ends_the_server_and_leaves_nobody_behind() -> None:
+    with Server(*SMALL, "--engine-restarts", "0") as own:
         tree = psutil.Process(own.process.pid).children(recursive=True)
-        engine_process(own).send_signal(signal.SIGKILL)
-        started = time.monotonic()
-        try:
-            for _ in stream:
-                pass
-            ended = "clean"
-        except (openai.APIError, httpx.HTTPError):
-            ended = "error"
-        assert ended == "error", "a stream that was cut off must not look complete"
-        assert time.monotonic() - started < 20
-        assert wait_until(lambda: own.process.poll() is not None or own.status("/readiness") == 200, 60)
-        if own.process.poll() is not None:
-            assert own.process.returncode != 0 and "engine" in own.log()
-            gone, alive = psutil.wait_procs(tree, timeout=20)
-            assert not alive, f"left behind: {alive}, ended: {gone}"
-        else:
-            assert own.post("/v1/completions", {"prompt": "hi", "max_tokens": 2})[0] == 200
+        assert cut_off(own, "--headless") < 20
+        assert wait_until(lambda: own.process.poll() is not None, 60)
+        assert own.process.returncode != 0 and "engine" in own.log()
+        gone, alive = psutil.wait_procs(tree, timeout=20)
+        assert not alive, f"left behind: {alive}, ended: {gone}"

@@ -25,7 +25,13 @@ from tokenspeed.config.model_source import ModelSource, resolve_model
 from tokenspeed.config.resolve import resolve
 
 DEFAULT_PORT = 8000
-_SUPERVISED_ONLY = ("engine_startup_timeout", "gateway_startup_timeout", "drain_timeout", "control_port")
+_SUPERVISED_ONLY = (
+    "engine_startup_timeout",
+    "gateway_startup_timeout",
+    "drain_timeout",
+    "engine_restarts",
+    "control_port",
+)
 _LANE_FLAGS = ("data_parallel_address", "data_parallel_rpc_port", "zmq_engine_index")
 # Words of the gateway's own table that an engine's flag of the same name does not keep from it.
 _GATEWAY_ONLY = {name for flag in GATEWAY_FLAGS for name in flag.names} - {
@@ -216,6 +222,8 @@ def supervisor_config(split: Split, gateway: GatewayConfig) -> SupervisorConfig:
     for dest in ("engine_startup_timeout", "gateway_startup_timeout", "drain_timeout"):
         if not 0 < values[dest] < 1e9:
             raise FlagError("--" + dest.replace("_", "-"), f"{values[dest]} is not a number of seconds")
+    if values["engine_restarts"] < 0:
+        raise FlagError("--engine-restarts", f"must not be negative, got {values['engine_restarts']}")
     control_port = values["control_port"]
     if control_port is not None and not 0 < control_port < 65536:
         raise FlagError("--control-port", f"{control_port} is not a port")
@@ -226,6 +234,7 @@ def supervisor_config(split: Split, gateway: GatewayConfig) -> SupervisorConfig:
         engine_startup_timeout_s=values["engine_startup_timeout"],
         gateway_startup_timeout_s=values["gateway_startup_timeout"],
         drain_timeout_s=values["drain_timeout"],
+        max_restarts=values["engine_restarts"],
         control_port=control_port,
         server_args=split.engine.values | split.supervisor.values,
     )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """One engine and one gateway, watched: start both, wait until they are ready, end them in the right order.
 
-Runs on the main thread and polls; two threads copy the children's lines. A child that dies takes the server down
-with a message and a status that is not 0; nothing is restarted behind an operator's back, a service manager does
-that. SIGTERM and SIGINT drain: the gateway first, then the engine, and whoever exceeds the limit is killed. A second
-signal ends the waiting.
+Runs on the main thread and polls; two threads copy the children's lines. A child that dies once the server was ready
+is started again after a pause that doubles; the gateway answers 503 while there is no engine. A child that dies before
+the server was ready, or more often than `--engine-restarts` allows, takes the server down with its status. SIGTERM and
+SIGINT drain: the gateway first, then the engine, and whoever exceeds the limit is killed. A second signal ends the
+waiting.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from tokenspeed.version import __version__
 
 POLL_S = 0.05
 ENGINE_STOP_S = 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+HEALTHY_S = 60.0
+"""A restarted child that lives this long has earned its chances back."""
 GATEWAY_SLACK_S = 5.0
 """How much longer than its own drain limit the gateway may take."""
 
@@ -40,6 +44,7 @@ class SupervisorConfig:
     engine_startup_timeout_s: float
     gateway_startup_timeout_s: float
     drain_timeout_s: float
+    max_restarts: int
     control_port: int | None
     server_args: Mapping[str, Any]
     """What the control server tells about the flags."""
@@ -49,6 +54,26 @@ class SupervisorConfig:
         """Where a client on this machine finds the gateway."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "", "::", "[::]") else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
+
+
+class Restarts:
+    """How often children have been started again since all was well. `now_s` are readings of a steady clock."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
+        self._last_s = 0.0
+
+    def pause_s(self, now_s: float) -> float | None:
+        """How long to wait before the next start; None when there were enough of them."""
+        if now_s - self._last_s > HEALTHY_S:
+            self._count = 0
+        if self._count >= self._limit:
+            return None
+        pause_s = min(FIRST_PAUSE_S * 2**self._count, LONGEST_PAUSE_S)
+        self._count += 1
+        self._last_s = now_s + pause_s
+        return pause_s
 
 
 class Supervisor:
@@ -64,6 +89,7 @@ class Supervisor:
         self._gateway_arguments = gateway_arguments
         self._out = out
         self._signals = 0
+        self._restarts = Restarts(config.max_restarts)
 
     def run(self) -> int:
         """Serve until a signal (0) or a death (not 0)."""
@@ -72,17 +98,22 @@ class Supervisor:
         started_s = time.monotonic()
         control = self._control_server()
         self._say("starting an engine and a gateway")
-        engine = Child("engine", self._engine_arguments, self._out)
-        gateway = Child("gateway", self._gateway_arguments, self._out)
+        self._engine = self._start("engine")
+        self._gateway = self._start("gateway")
         try:
-            status = self._wait_ready(engine, gateway, started_s)
+            status = self._wait_ready(started_s)
             if status is None:
-                status = self._watch(engine, gateway)
+                self._say_how_to_try()
+                status = self._watch()
             return status
         finally:
-            self._stop(engine, gateway)
+            self._stop(self._engine, self._gateway)
             if control is not None:
                 control.close()
+
+    def _start(self, tag: str) -> Child:
+        arguments = self._engine_arguments if tag == "engine" else self._gateway_arguments
+        return Child(tag, arguments, self._out)
 
     def _control_server(self) -> ControlServer | None:
         port = self._config.control_port
@@ -94,17 +125,16 @@ class Supervisor:
         except OSError as error:
             raise FlagError("--control-port", f"{port}: {error.strerror}") from None
 
-    def _wait_ready(self, engine: Child, gateway: Child, started_s: float) -> int | None:
+    def _wait_ready(self, started_s: float) -> int | None:
         """None once ready; otherwise the exit status."""
         listening = False
         while not self._signals:
-            dead = self._death(engine, gateway)
+            dead = self._dead()
             if dead is not None:
-                return dead
+                return self._give_up(dead)
             answer = self._probe()
             if answer == 200:
                 self._say(f"ready in {time.monotonic() - started_s:.1f} s")
-                self._say_how_to_try()
                 return None
             listening = listening or answer is not None
             waited_s = time.monotonic() - started_s
@@ -117,23 +147,51 @@ class Supervisor:
             time.sleep(POLL_S)
         return 0
 
-    def _watch(self, engine: Child, gateway: Child) -> int:
+    def _watch(self) -> int:
+        """Until a signal (0), or until a child has died too often (its status)."""
+        down_since_s: float | None = None
         while not self._signals:
-            dead = self._death(engine, gateway)
+            dead = self._dead()
             if dead is not None:
-                return dead
+                down_since_s = down_since_s or time.monotonic()
+                if not self._restarted(dead):
+                    return self._give_up(dead)
+            elif down_since_s is not None and self._probe() == 200:
+                self._say(f"ready again after {time.monotonic() - down_since_s:.1f} s")
+                down_since_s = None
             time.sleep(POLL_S)
         return 0
 
-    def _death(self, engine: Child, gateway: Child) -> int | None:
-        """The status to exit with when a child has ended; says which and how."""
-        for child, other in ((engine, gateway), (gateway, engine)):
-            status = child.poll()
-            if status is not None:
+    def _dead(self) -> Child | None:
+        """A child that has ended, its last lines out."""
+        for child in (self._engine, self._gateway):
+            if child.poll() is not None:
                 child.end(0)
-                self._say(f"the {child.tag} ended ({describe_status(status)}); stopping the {other.tag} too")
-                return status if status > 0 else 1
+                return child
         return None
+
+    def _restarted(self, dead: Child) -> bool:
+        """Start another in its place, after a pause; False when that was done often enough, or a signal came."""
+        pause_s = self._restarts.pause_s(time.monotonic())
+        if pause_s is None:
+            return False
+        self._say(f"the {dead.tag} ended ({_describe(dead)}); starting another in {pause_s:g} s")
+        deadline_s = time.monotonic() + pause_s
+        while time.monotonic() < deadline_s and not self._signals:
+            time.sleep(POLL_S)
+        if not self._signals:
+            if dead is self._engine:
+                self._engine = self._start("engine")
+            else:
+                self._gateway = self._start("gateway")
+        return True
+
+    def _give_up(self, dead: Child) -> int:
+        """The status to exit with; says which child ended, and how."""
+        other = self._gateway if dead is self._engine else self._engine
+        self._say(f"the {dead.tag} ended ({_describe(dead)}); stopping the {other.tag} too")
+        status = dead.poll() or 1
+        return status if status > 0 else 1
 
     def _stop(self, engine: Child, gateway: Child) -> None:
         """Gateway first: its streams finish while the engine still serves them."""
@@ -174,3 +232,9 @@ class Supervisor:
         self._signals += 1
         if self._signals == 1:
             self._say(f"{signal.Signals(number).name}: draining for at most {self._config.drain_timeout_s:.0f} s")
+
+
+def _describe(child: Child) -> str:
+    status = child.poll()
+    assert status is not None
+    return describe_status(status)

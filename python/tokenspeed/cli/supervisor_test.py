@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tokenspeed.cli.supervisor import Supervisor, SupervisorConfig
+from tokenspeed.cli.supervisor import HEALTHY_S, Restarts, Supervisor, SupervisorConfig
 
 # A gateway that is ready at once; on SIGTERM it works on for `drain` seconds, then says so and ends.
 GATEWAY = """
@@ -46,11 +46,16 @@ def free_port() -> int:
 
 
 def run(
-    engine: str, drain_s: float = 0.0, signal_after: str | None = None, drain_timeout_s: float = 5.0, signals: int = 1
+    engine: str,
+    drain_s: float = 0.0,
+    signal_after: str | None = None,
+    drain_timeout_s: float = 5.0,
+    signals: int = 1,
+    restarts: int = 0,
 ) -> tuple[int, str]:
     """(status, everything said); when `signal_after` has been said, this process gets SIGTERM."""
     port, out = free_port(), io.StringIO()
-    config = SupervisorConfig("127.0.0.1", port, False, 30.0, 20.0, drain_timeout_s, None, {})
+    config = SupervisorConfig("127.0.0.1", port, False, 30.0, 20.0, drain_timeout_s, restarts, None, {})
     supervisor = Supervisor(config, ["-c", engine], ["-c", GATEWAY.format(port=port, drain=drain_s)], out)
 
     def send() -> None:
@@ -110,3 +115,34 @@ def test_an_engine_that_dies_takes_the_server_down_with_its_status_and_last_word
 def test_an_engine_that_is_killed_gives_a_status_that_is_not_zero() -> None:
     status, said = run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert status == 1 and "signal SIGKILL" in said
+
+
+def test_an_engine_that_dies_when_ready_is_started_again_until_there_were_enough() -> None:
+    status, said = run(ENGINE.format(life=1.5, status=3), restarts=1)
+    assert status == 3
+    assert said.count("[engine] engine is here") == 2
+    turns = ["starting another in 0.5 s", "ready again after", "stopping the gateway"]
+    assert [said.index(turn) for turn in turns] == sorted(said.index(turn) for turn in turns)
+
+
+def test_an_engine_that_never_became_ready_is_not_started_again() -> None:
+    status, said = run(ENGINE.format(life=0.0, status=2), restarts=5)
+    assert (status, said.count("[engine] engine is here")) == (2, 1)
+
+
+def test_a_signal_during_the_pause_ends_the_server() -> None:
+    status, said = run(ENGINE.format(life=1.5, status=3), restarts=5, signal_after="starting another")
+    assert status == 0 and said.count("[engine] engine is here") == 1
+
+
+def test_pauses_double_up_to_a_limit_and_a_healthy_child_earns_its_chances_back() -> None:
+    restarts = Restarts(9)
+    now_s, pauses = 1000.0, []
+    for _ in range(9):
+        pause_s = restarts.pause_s(now_s)
+        assert pause_s is not None
+        pauses.append(pause_s)
+        now_s += pause_s + 1
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert restarts.pause_s(now_s) is None
+    assert restarts.pause_s(now_s + HEALTHY_S) == 0.5

@@ -17,6 +17,13 @@ SUPERVISOR_FLAGS: tuple[Flag, ...] = (
     Flag(("--gateway-startup-timeout",), "float", 60.0, "Seconds until the gateway must listen.", _SUPERVISOR),
     Flag(("--drain-timeout",), "float", 30.0, "Seconds that streams have to finish after SIGTERM.", _SUPERVISOR),
     Flag(
+        ("--engine-restarts",),
+        "int",
+        3,
+        "How often in a row an engine or gateway that died is started again; 0: the server ends with it.",
+        _SUPERVISOR,
+    ),
+    Flag(
         ("--control-port",),
         "int",
         None,
