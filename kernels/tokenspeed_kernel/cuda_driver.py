@@ -71,6 +71,33 @@ def fatbin_for(name: str) -> Callable[[Platform], str | None]:
     return check
 
 
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute of the driver API."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of the driver API."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_OVERLAPPED = _LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1, b"")
+
+
+@functools.cache
+def _overlaps(ordinal: int) -> bool:
+    return torch.cuda.get_device_capability(ordinal) >= (9, 0)
+
+
 class CudaModule:
     """The kernels of one fatbin."""
 
@@ -83,13 +110,19 @@ class CudaModule:
     def launch(
         self, function: str, device: torch.device, num_blocks: int, num_threads: int, arguments: Sequence[Any]
     ) -> None:
-        """Start `function` on torch's current stream of `device`; arguments are ctypes values."""
+        """Start `function` on torch's current stream of `device`; arguments are ctypes values.
+
+        On GPUs that can, its blocks may start before the kernel ahead has ended, as CUDA's programmatic dependent
+        launch allows: every kernel of ours waits for that end itself (vector.cuh, WaitForPrevious).
+        """
         ordinal = torch.cuda.current_device() if device.index is None else device.index
         _use_device(ordinal)
         handle = self._functions.get((ordinal, function)) or self._find(ordinal, function)
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
-        stream = ctypes.c_void_p(torch.cuda.current_stream(ordinal).cuda_stream)
-        _call("cuLaunchKernel", handle, num_blocks, 1, 1, num_threads, 1, 1, 0, stream, pointers, None)
+        stream = torch.cuda.current_stream(ordinal).cuda_stream
+        config = _LaunchConfig(num_blocks, 1, 1, num_threads, 1, 1, 0, stream, ctypes.pointer(_OVERLAPPED), 1)
+        config.num_attributes = int(_overlaps(ordinal))
+        _call("cuLaunchKernelEx", ctypes.byref(config), handle, pointers, None)
 
     def _find(self, ordinal: int, function: str) -> ctypes.c_void_p:
         with self._lock:

@@ -14,7 +14,7 @@ from tokenspeed_kernel.norm.cuda_norm import plan
 from tokenspeed_kernel.registry import Platform, explain
 
 FOLDER = Path(cuda_driver.__file__).parent / "csrc" / "cuda"
-NAMES = ["add_rms_norm"]
+NAMES = ["add_rms_norm", "norm_rope_store", "sample", "skinny_gemm"]
 HOPPER = Platform("x86_64", frozenset(), (9, 0), "H")
 
 
@@ -30,7 +30,7 @@ def test_fatbin_holds_machine_code_for_ampere_hopper_and_blackwell(fatbin: Path)
     assert set(read_fatbin(fatbin)) == {Image(8, 0, False), Image(9, 0, True), Image(10, 0, False)}
 
 
-def test_every_variant_that_a_launcher_names_is_in_it() -> None:
+def test_every_variant_of_the_norm_that_its_launcher_names_is_in_it() -> None:
     path = FOLDER / "add_rms_norm.fatbin"
     if not path.exists():
         pytest.skip("not built here: `tools/build_native.sh cuda` or Bazel makes it")

@@ -12,13 +12,15 @@ from tokenspeed_kernel.api.layers import (
     embedding,
     linear,
     linear_heads,
+    linear_silu_and_mul,
+    logits,
     prepare_weight,
     rms_norm,
     rope,
     silu_and_mul,
 )
 from tokenspeed_kernel.api.moe import prepare_experts, route, run_experts
-from tokenspeed_kernel.api.paged import attention, copy_blocks, latent_attention, store_kv, store_latent
+from tokenspeed_kernel.api.paged import attention, copy_blocks, latent_attention, norm_rope_store, store_kv, store_latent
 from tokenspeed_kernel.api.sampling import apply_penalties, logprobs, sample
 from tokenspeed_kernel.api.step import decode_inputs, keep_tokens, update_tables
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
@@ -28,6 +30,7 @@ from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
 from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, PackedWeight, Weight
 from tokenspeed_kernel.quant.reference import dequantize
 from tokenspeed_kernel.registry import KernelError, explain, override, parse_overrides, set_overrides
+from tokenspeed_kernel.rope.heads import HeadNorms, Heads, Slots
 
 __all__ = [
     "BLOCK_FORMATS",
@@ -35,10 +38,13 @@ __all__ = [
     "ExpertMatrix",
     "Experts",
     "GatedActivation",
+    "HeadNorms",
+    "Heads",
     "KernelError",
     "PackedWeight",
-    "Routing",
     "ReservedMemory",
+    "Routing",
+    "Slots",
     "Weight",
     "add_rms_norm",
     "apply_penalties",
@@ -48,11 +54,14 @@ __all__ = [
     "dequantize",
     "embedding",
     "explain",
-    "latent_attention",
     "keep_tokens",
+    "latent_attention",
     "linear",
     "linear_heads",
+    "linear_silu_and_mul",
+    "logits",
     "logprobs",
+    "norm_rope_store",
     "override",
     "parse_overrides",
     "prepare_experts",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from tokenspeed_kernel.gemm.signature import product_traits
 from tokenspeed_kernel.quant.packed import Weight, weight_traits
 from tokenspeed_kernel.registry import ops, solve
 
@@ -35,7 +36,30 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
 
     Returns [T, N] in x's dtype, accumulated in float32.
     """
-    return solve(ops.GEMM_LINEAR, x.device.type, x.dtype, *weight_traits(weight))(x, weight, bias)
+    return solve(ops.GEMM_LINEAR, x.device.type, x.dtype, *product_traits(x, weight))(x, weight, bias)
+
+
+def linear_silu_and_mul(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) * up where [gate, up] = x @ weight.T + bias.
+
+    x: [T, K], float32, bfloat16 or float16.
+    weight: [2 * I, K], the gate's rows then up's, dense or packed, as `prepare_weight` returned it.
+    bias: [2 * I] or None.
+
+    Returns [T, I] in x's dtype, accumulated in float32.
+    """
+    return solve(ops.GEMM_LINEAR_SILU, x.device.type, x.dtype, *product_traits(x, weight))(x, weight, bias)
+
+
+def logits(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Scores of a vocabulary, x @ weight.T.
+
+    x: [S, K], float32, bfloat16 or float16.
+    weight: [V, K], dense or packed, as `prepare_weight` returned it.
+
+    Returns float32 [S, V].
+    """
+    return solve(ops.GEMM_LOGITS, x.device.type, x.dtype, *product_traits(x, weight))(x, weight)
 
 
 def linear_heads(x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.registry import ops, solve
+from tokenspeed_kernel.rope.heads import HeadNorms, Heads, Slots
 
 
 def store_kv(
@@ -27,6 +28,25 @@ def store_kv(
     solve(ops.KVCACHE_STORE, k.device.type, k.dtype, head_dim, block_size, k_cache.dtype)(
         k, v, k_cache, v_cache, slot_mapping
     )
+
+
+def norm_rope_store(
+    heads: Heads, norms: HeadNorms | None, positions: torch.Tensor, cos_sin: torch.Tensor, slots: Slots
+) -> torch.Tensor:
+    """`rms_norm` of every query and key head, `rope`, then `store_kv`: what stands between projection and attention.
+
+    heads: q, k and v of the step, see `Heads`; may be overwritten. norms: None for a model without.
+    positions, cos_sin: as `rope` takes them. slots: where keys and values go, see `Slots`.
+
+    Returns the queries [T, Hq, D], perhaps in the place of those given.
+    """
+    q, cache = heads.q, slots.k_cache
+    solution = solve(
+        ops.ROPE_NORM_STORE, q.device.type, q.dtype,
+        q.shape[2], cos_sin.shape[1], norms is not None, cache.shape[2], cache.dtype,
+    )  # fmt: skip
+    turned: torch.Tensor = solution(heads, norms, positions, cos_sin, slots)
+    return turned
 
 
 def attention(

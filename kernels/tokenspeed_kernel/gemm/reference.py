@@ -33,6 +33,21 @@ def linear_heads(x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
     out.copy_(torch.einsum("thk,hnk->thn", x.float(), dense.unflatten(0, (x.shape[1], out.shape[2]))))
 
 
+@kernel(
+    "gemm.linear_silu_and_mul", name="reference", needs=anywhere(), dtypes=_FLOATS, traits=_TRAITS, band=Band.REFERENCE
+)
+def linear_silu_and_mul(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product in float32, its activation, one rounding."""
+    gate, up = linear(x.float(), weight, bias).chunk(2, dim=1)
+    return (gate * torch.sigmoid(gate) * up).to(x.dtype)
+
+
+@kernel("gemm.logits", name="reference", needs=anywhere(), dtypes=_FLOATS, traits=_TRAITS, band=Band.REFERENCE)
+def logits(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """The product in float32."""
+    return linear(x.float(), weight, None)
+
+
 @kernel("gemm.embedding", name="reference", needs=anywhere(), dtypes=_FLOATS, traits=_TRAITS, band=Band.REFERENCE)
 def embedding(token_ids: torch.Tensor, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """Gather the rows, dequantise only them."""

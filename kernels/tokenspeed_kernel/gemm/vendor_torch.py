@@ -22,6 +22,20 @@ def _product(dtype: torch.dtype, format: str) -> None:
         return torch.nn.functional.linear(x, weight, bias)
 
 
+@kernel(
+    "gemm.logits",
+    name="torch_bfloat16",
+    needs=cuda(8),
+    dtypes={torch.bfloat16},
+    traits={"weight_format": {"bfloat16"}, "weight_layout": {ROWS_LAYOUT}},
+    band=Band.PORTABLE,
+    priority=1,
+)
+def logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """cuBLAS writes its float32 sums as they are."""
+    return torch.mm(x, weight.t(), out_dtype=torch.float32)
+
+
 for _dtype in (torch.float32, torch.bfloat16, torch.float16):
     _product(_dtype, str(_dtype).removeprefix("torch."))
 

@@ -17,6 +17,7 @@ from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.moe.routing import Routing
 from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
 from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, GGUF_LAYOUT, ROWS_LAYOUT, PackedWeight, row_bytes
+from tokenspeed_kernel.rope.heads import HeadNorms, Heads, Slots
 
 Dtype = torch.dtype
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -173,11 +174,40 @@ def _linear(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
         weight = normal(generator, rows, columns, dtype=dtype, std=columns**-0.5)
         bias = normal(generator, rows, dtype=dtype) if biased else None
         yield Case("gemm.linear", f"[{tokens}, {columns}] x [{rows}, {columns}] dense", dtype, (x, weight, bias))
+    for label, x, weight in _skinny(dtype, generator):
+        yield Case("gemm.linear", label, dtype, (x, weight, None))
     for format in BLOCK_FORMATS:
         for tokens, rows, columns in ((1, 40, 512), (7, 33, 256)):
             x = normal(generator, tokens, columns, dtype=dtype, std=0.5)
             packed = packed_weight(generator, format, rows, columns)
             yield Case("gemm.linear", f"[{tokens}, {columns}] x {format} [{rows}, {columns}]", dtype, (x, packed, None))
+
+
+def _skinny(dtype: Dtype, generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Few rows of x, as decoding has: sizes around the tiles of solutions made for that."""
+    for tokens, columns, rows in ((1, 1032, 144), (8, 128, 16), (11, 512, 2080), (16, 264, 304)):
+        x = normal(generator, tokens, columns, dtype=dtype)
+        weight = normal(generator, rows, columns, dtype=dtype, std=columns**-0.5)
+        yield f"[{tokens}, {columns}] x [{rows}, {columns}] dense", x, weight
+
+
+def _linear_silu(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for label, x, weight in _skinny(dtype, generator):
+        yield Case("gemm.linear_silu_and_mul", label, dtype, (x, weight, None))
+    x = normal(generator, 5, 96, dtype=dtype)
+    weight = normal(generator, 48, 96, dtype=dtype, std=96**-0.5)
+    args = (x, weight, normal(generator, 48, dtype=dtype))
+    yield Case("gemm.linear_silu_and_mul", "with a bias", dtype, args)
+    packed = packed_weight(generator, "q8_0", 64, 512)
+    args = (normal(generator, 3, 512, dtype=dtype, std=0.5), packed, None)
+    yield Case("gemm.linear_silu_and_mul", "packed", dtype, args)
+
+
+def _logits(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for label, x, weight in _skinny(dtype, generator):
+        yield Case("gemm.logits", label, dtype, (x, weight))
+    args = (normal(generator, 3, 512, dtype=dtype, std=0.5), packed_weight(generator, "q4_1", 65, 512))
+    yield Case("gemm.logits", "packed", dtype, args)
 
 
 def _embedding(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
@@ -238,6 +268,36 @@ def _rope(op: str, dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
     args = (q, k, torch.randint(0, 50, (4,), generator=generator), torch.rand(50, 32, generator=generator))
     traits = {"head_dim": 32, "rot_dim": 32}
     yield Case(op, "tails of heads", dtype, args, mutated=(0, 1), traits=traits)
+
+
+def _norm_rope_store(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for tokens, heads, kv_heads, head_dim, rot_dim, norm_dtype in (
+        (1, 4, 2, 128, 128, dtype),
+        (5, 3, 1, 64, 64, torch.float32),
+        (7, 4, 4, 128, 128, None),
+        (3, 2, 1, 256, 256, dtype),
+        (3, 2, 1, 128, 32, dtype),
+    ):
+        wide = normal(generator, tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
+        parts = Heads(*wide.split((heads, kv_heads, kv_heads), dim=1))
+        norms = None
+        if norm_dtype is not None:
+            norms = HeadNorms(*(normal(generator, head_dim, dtype=norm_dtype) for _ in range(2)), 1e-6)
+        angles = torch.rand(50, rot_dim // 2, generator=generator) * 6.3
+        cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+        positions = torch.randint(0, 50, (tokens,), generator=generator)
+        caches = [normal(generator, 4, kv_heads, 16, head_dim, dtype=dtype) for _ in range(2)]
+        slots = Slots(*caches, torch.randperm(64, generator=generator)[:tokens])
+        traits = {
+            "head_dim": head_dim,
+            "rot_dim": rot_dim,
+            "normed": norms is not None,
+            "block_size": 16,
+            "kv_dtype": dtype,
+        }
+        label = f"{tokens} tokens, {heads}/{kv_heads} heads of {head_dim}, {rot_dim} rotated, norms {norm_dtype}"
+        args = (parts, norms, positions, cos_sin, slots)
+        yield Case("rope.norm_store", label, dtype, args, mutated=(4,), traits=traits)
 
 
 def _store_kv(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
@@ -302,6 +362,21 @@ def _sample(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
             positions = torch.randint(0, 2**40, (len(settings),), generator=generator)
             args = (logits, temperature, top_k, top_p, min_p, seeds, positions)
             yield Case("sampling.sample", f"every filter, vocabulary {vocab_size}", dtype, args)
+        yield from _wide_samples(dtype, generator)
+
+
+def _wide_samples(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    """More tokens kept than a solution may collect at once, by count, by weight, and all of one value."""
+    settings = [(1.0, 3000, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (0.8, 2500, 0.95, 0.001), (2.0, 40, 0.5, 0.0)]
+    columns = list(zip(*settings, strict=True))
+    temperature, top_p, min_p = (torch.tensor(columns[i], dtype=torch.float32) for i in (0, 2, 3))
+    top_k = torch.tensor(columns[1], dtype=torch.int32)
+    for label, std in (("flat", 0.5), ("steep", 4.0), ("all equal", 0.0)):
+        logits = normal(generator, len(settings), 8195, std=std)
+        seeds = torch.randint(0, 2**62, (len(settings),), generator=generator)
+        positions = torch.randint(0, 2**40, (len(settings),), generator=generator)
+        args = (logits, temperature, top_k, top_p, min_p, seeds, positions)
+        yield Case("sampling.sample", f"{label}, vocabulary 8195", dtype, args)
 
 
 def _logprobs(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
@@ -411,12 +486,15 @@ _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "attention.mla": _latent_attention,
     "gemm.heads": _linear_heads,
     "gemm.linear": _linear,
+    "gemm.linear_silu_and_mul": _linear_silu,
+    "gemm.logits": _logits,
     "gemm.embedding": _embedding,
     "norm.rms": _rms_norm,
     "norm.add_rms": _add_rms_norm,
     "activation.silu_and_mul": _silu_and_mul,
     "rope.neox": _rope_of("rope.neox"),
     "rope.gptj": _rope_of("rope.gptj"),
+    "rope.norm_store": _norm_rope_store,
     "kvcache.store": _store_kv,
     "kvcache.store_latent": _store_latent,
     "kvcache.copy_blocks": _copy_blocks,

@@ -18,13 +18,16 @@ import torch
 from tokenspeed_kernel.api import prepare_experts, prepare_weight
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts
+from tokenspeed_kernel.gemm.signature import PRODUCT_TRAITS, product_traits
 from tokenspeed_kernel.numerics.cases import Case, cases
 from tokenspeed_kernel.numerics.tolerances import distance, tolerance
 from tokenspeed_kernel.quant.packed import PackedWeight, weight_traits
 from tokenspeed_kernel.registry import KernelSpec, solutions
 
 _EXPERTS_OP = "moe.experts"
-_WEIGHT_OPS = ("gemm.linear", "gemm.embedding", "gemm.heads")
+_PRODUCTS = ("gemm.linear", "gemm.linear_silu_and_mul", "gemm.logits")
+_OVERWRITING_OPS = ("norm.add_rms", "rope.norm_store")
+_WEIGHT_OPS = (*_PRODUCTS, "gemm.embedding", "gemm.heads")
 
 
 class Result(NamedTuple):
@@ -53,7 +56,10 @@ def serves(spec: KernelSpec, case: Case, device: str) -> bool:
     """Whether the solution takes such a call; the device type itself is not looked at."""
     traits = dict(case.traits)
     if case.op in _WEIGHT_OPS:
-        traits["weight_format"], traits["weight_layout"] = weight_traits(_prepared(case, device)[1])
+        weight = _prepared(case, device)[1]
+        traits["weight_format"], traits["weight_layout"] = weight_traits(weight)
+        if case.op in _PRODUCTS:
+            traits |= dict(zip(PRODUCT_TRAITS, product_traits(case.args[0], weight), strict=True))
     if case.op == _EXPERTS_OP:
         traits["weight_formats"], traits["weight_layouts"], _ = _prepared(case, device)[3].traits
     return spec.misfit(spec.needs.device or device, case.dtype, traits) is None
@@ -67,7 +73,12 @@ def run_case(spec: KernelSpec, case: Case, device: str) -> float:
     if len(actual) != len(expected):
         return float("inf")
     pairs = zip(actual, expected, strict=True)
-    return max(distance(got.cpu(), want, tolerance(case.op, want.dtype)) for got, want in pairs)
+    return max(distance(got.cpu(), want, tolerance(case.op, _judged_as(case, want))) for got, want in pairs)
+
+
+def _judged_as(case: Case, want: torch.Tensor) -> torch.dtype:
+    """Logits are as exact as the activations they come from, though they are float32."""
+    return case.dtype if case.op == "gemm.logits" else want.dtype
 
 
 def _prepared(case: Case, device: str) -> tuple[Any, ...]:
@@ -99,7 +110,8 @@ def to_device(value: Any, device: str) -> Any:
         copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
         return copy.copy_(value)
     if isinstance(value, (tuple, list)):
-        return type(value)(to_device(item, device) for item in value)
+        copies = [to_device(item, device) for item in value]
+        return type(value)(*copies) if hasattr(value, "_fields") else type(value)(copies)
     if isinstance(value, (AttentionMetadata, PackedWeight, ExpertMatrix, Experts)):
         fields = {f.name: to_device(getattr(value, f.name), device) for f in dataclasses.fields(value)}
         return type(value)(**fields)
@@ -109,7 +121,7 @@ def to_device(value: Any, device: str) -> Any:
 def _call(fn: Callable[..., Any], case: Case, args: tuple[Any, ...]) -> list[torch.Tensor]:
     """What the call returns and what it changes, as a flat list; the arguments given are not changed."""
     mine = tuple(
-        _copy(arg) if index in case.mutated or case.op == "norm.add_rms" else arg for index, arg in enumerate(args)
+        _copy(arg) if index in case.mutated or case.op in _OVERWRITING_OPS else arg for index, arg in enumerate(args)
     )
     with poisoned_outputs():
         returned = fn(*mine)
@@ -119,7 +131,10 @@ def _call(fn: Callable[..., Any], case: Case, args: tuple[Any, ...]) -> list[tor
 def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return to_device(value, str(value.device))
-    return [_copy(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, (tuple, list)):
+        copies = [_copy(item) for item in value]
+        return type(value)(*copies) if hasattr(value, "_fields") else type(value)(copies)
+    return value
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Finding the modules that register solutions: the family folders of this package, then plugins.
 
-A module's prefix says what it needs before it may be imported: `reference` and `vendor_*` nothing, `cpu_*` the
+A module's prefix says what it needs before it may be imported: `reference`, `composed` and `vendor_*` nothing, `cpu_*` the
 compiled `_cpu` extension, `triton_*` Triton and a GPU, `cuda_*` a GPU. `load(everything=True)` also imports what
 this machine cannot run, so that `explain` can say why it lost. Plugins are entry points of group
 `tokenspeed_kernel.plugins`: a module whose import registers solutions, or a callable that does so when called.
@@ -23,7 +23,7 @@ PLUGIN_GROUP = "tokenspeed_kernel.plugins"
 FAMILIES = ("attention", "gemm", "norm", "activation", "rope", "sampling", "kvcache", "quant", "moe", "step")
 
 _PACKAGE = "tokenspeed_kernel"
-_PREFIXES = ("reference", "vendor_", "cpu_", "triton_", "cuda_")
+_PREFIXES = ("reference", "composed", "vendor_", "cpu_", "triton_", "cuda_")
 _log = logging.getLogger(__name__)
 _loaded_levels: set[bool] = set()
 _unavailable: dict[str, str] = {}

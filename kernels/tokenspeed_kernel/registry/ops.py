@@ -7,6 +7,8 @@ Shapes, dtypes and meaning of the arguments are stated once, in `api`; a solutio
 from tokenspeed_kernel.registry.spec import declare_op
 
 _WEIGHT = ("weight_format", "weight_layout")
+# tokens is capped: see api.layers.MANY_TOKENS. inputs and outputs are K and N.
+_PRODUCT = (*_WEIGHT, "tokens", "outputs", "inputs")
 _NORM = ("hidden", "weight_dtype")
 
 ATTENTION_PAGED = declare_op(
@@ -19,7 +21,11 @@ ATTENTION_MLA = declare_op(
     ("latent_dim", "key_dim", "block_size", "kv_dtype"),
     "multi-head latent attention, absorbed, over a paged latent cache, decode and prefill rows mixed",
 )
-GEMM_LINEAR = declare_op("gemm.linear", _WEIGHT, "x @ weight.T + bias, dense or packed weight")
+GEMM_LINEAR = declare_op("gemm.linear", _PRODUCT, "x @ weight.T + bias, dense or packed weight")
+GEMM_LINEAR_SILU = declare_op(
+    "gemm.linear_silu_and_mul", _PRODUCT, "silu(gate) * up over halves of x @ weight.T, one launch where rows are few"
+)
+GEMM_LOGITS = declare_op("gemm.logits", _PRODUCT, "x @ weight.T in float32, whatever x is")
 GEMM_EMBEDDING = declare_op("gemm.embedding", _WEIGHT, "rows of a dense or packed table")
 GEMM_HEADS = declare_op("gemm.heads", (*_WEIGHT, "rows_per_head"), "a product of its own for every head")
 QUANT_PREPARE = declare_op("quant.prepare", ("weight_format",), "re-pack a weight once for the device that uses it")
@@ -28,6 +34,11 @@ NORM_ADD_RMS = declare_op("norm.add_rms", _NORM, "residual addition fused with r
 ACTIVATION_SILU_AND_MUL = declare_op("activation.silu_and_mul", (), "silu(gate) * up over halves of the last axis")
 ROPE_NEOX = declare_op("rope.neox", ("head_dim", "rot_dim"), "rotary embedding in place, half-split pairs")
 ROPE_GPTJ = declare_op("rope.gptj", ("head_dim", "rot_dim"), "rotary embedding in place, neighbours as pairs")
+ROPE_NORM_STORE = declare_op(
+    "rope.norm_store",
+    ("head_dim", "rot_dim", "normed", "block_size", "kv_dtype"),
+    "norm of queries and keys, rotation, and the write of keys and values to the cache",
+)
 KVCACHE_STORE = declare_op("kvcache.store", ("head_dim", "block_size", "kv_dtype"), "write keys and values to slots")
 KVCACHE_STORE_LATENT = declare_op("kvcache.store_latent", ("kv_dtype",), "write latents and rotated keys to slots")
 KVCACHE_COPY_BLOCKS = declare_op("kvcache.copy_blocks", (), "copy whole blocks within caches")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from tokenspeed_kernel.registry import Band, anywhere, kernel
+from tokenspeed_kernel.rope.heads import HeadNorms, Heads, Slots
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -33,3 +34,23 @@ def _rotate(first: torch.Tensor, second: torch.Tensor, table: torch.Tensor) -> N
     turned = low * cos - high * sin, high * cos + low * sin  # both before the first write
     first.copy_(turned[0])
     second.copy_(turned[1])
+
+
+@kernel("rope.norm_store", name="reference", needs=anywhere(), dtypes=_FLOATS, band=Band.REFERENCE)
+def norm_rope_store(
+    heads: Heads, norms: HeadNorms | None, positions: torch.Tensor, cos_sin: torch.Tensor, slots: Slots
+) -> torch.Tensor:
+    """Norm and rotation in float32, one rounding at the end."""
+    q, k = heads.q.float(), heads.k.float()
+    if norms is not None:
+        q, k = _normed(q, norms.q_weight, norms.eps), _normed(k, norms.k_weight, norms.eps)
+    rope(q, k, positions, cos_sin)
+    block_size = slots.k_cache.shape[2]
+    block, offset = slots.mapping // block_size, slots.mapping % block_size
+    slots.k_cache[block, :, offset] = k.to(slots.k_cache.dtype)
+    slots.v_cache[block, :, offset] = heads.v.to(slots.v_cache.dtype)
+    return q.to(heads.q.dtype)
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight.float()

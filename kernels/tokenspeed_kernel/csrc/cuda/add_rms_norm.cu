@@ -19,6 +19,8 @@ __device__ void AddRmsNorm(const T* x, T* residual, const T* weight, T* out, int
   const T* x_row = x + row * x_stride;
   const int64_t first = row * num_packs;
 
+  LaunchDependents();
+  WaitForPrevious();
   Pack<T> added[PACKS];
   Pack<T> before[PACKS];
 #pragma unroll

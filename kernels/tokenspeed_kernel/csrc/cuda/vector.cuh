@@ -32,6 +32,21 @@ __device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
+// Overlap with the neighbours in the stream, where launches allow it (cuda_driver.py) and the GPU
+// can: the next kernel's blocks may start, and everything that the kernels before wrote is visible.
+// Every kernel calls the second before it reads or writes what others touch; weights are read only.
+__device__ inline void LaunchDependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ inline void WaitForPrevious() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 template <typename T>
 struct alignas(16) Pack {
   static constexpr int kSize = 16 / sizeof(T);

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Products with few rows of x by our CUDA kernel csrc/cuda/skinny_gemm.cu: one launch, the weight read once."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from tokenspeed_kernel.cuda_driver import CudaModule, fatbin_for
+from tokenspeed_kernel.quant.packed import ROWS_LAYOUT
+from tokenspeed_kernel.registry import Band, cuda, kernel
+
+_MODULE = CudaModule("skinny_gemm")
+_SUFFIX = {torch.bfloat16: "bf16", torch.float16: "f16"}
+_NEEDS = cuda(8, also=fatbin_for("skinny_gemm"))
+_MAX_TOKENS = 16
+_MAX_WARPS = 8
+_CHUNK = 128
+_FEW_BLOCKS = 132
+
+
+def token_tiles(num_tokens: int) -> int:
+    """Which variant: eights of tokens, 1 or 2."""
+    return 1 if num_tokens <= 8 else 2
+
+
+def num_warps(num_inputs: int) -> int:
+    """Warps of a block: as many as there are chunks of K, at most eight."""
+    return min(_MAX_WARPS, -(-num_inputs // _CHUNK))
+
+
+def owned_rows(num_outputs: int) -> str:
+    """Rows of the weight that a block owns: eight where sixteen would leave cores idle."""
+    return "eight" if num_outputs <= 16 * _FEW_BLOCKS // 2 else "sixteen"
+
+
+def _few(tokens: int) -> bool:
+    return 0 < tokens <= _MAX_TOKENS
+
+
+def _whole_packs(inputs: int) -> bool:
+    return inputs % 8 == 0 and inputs > 0
+
+
+def _even_eights(outputs: int) -> bool:
+    return outputs % 16 == 0
+
+
+def _run(
+    variant: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, blocks: int
+) -> torch.Tensor:
+    tokens, inputs = x.shape
+    stride = x.stride(0) if tokens > 1 else inputs
+    if x.stride(1) != 1 or stride % 8 or weight.shape[1] != inputs or not weight.is_contiguous():
+        raise ValueError(f"x [T, K] with rows of whole 16 bytes and contiguous weight [N, K] expected, got {x.shape}")
+    if x.data_ptr() % 16 or weight.data_ptr() % 16 or (bias is not None and not bias.is_contiguous()):
+        raise ValueError("x and weight must begin at multiples of 16 bytes, bias must be contiguous")
+    arguments = (
+        *(ctypes.c_void_p(None if part is None else part.data_ptr()) for part in (x, weight, bias, out)),
+        *(ctypes.c_int(size) for size in (tokens, out.shape[1], inputs)),
+        ctypes.c_int64(stride),
+    )
+    function = f"skinny_gemm_{_SUFFIX[x.dtype]}_{variant}_{token_tiles(tokens)}"
+    _MODULE.launch(function, x.device, blocks, 32 * num_warps(inputs), arguments)
+    return out
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    outputs = weight.shape[0]
+    variant = owned_rows(outputs)
+    out = torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device)
+    return _run(variant, x, weight, bias, out, -(-outputs // (8 if variant == "eight" else 16)))
+
+
+def _linear_silu_and_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    inner = weight.shape[0] // 2
+    out = torch.empty(x.shape[0], inner, dtype=x.dtype, device=x.device)
+    return _run("gated", x, weight, bias, out, -(-inner // 8))
+
+
+def _logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    outputs = weight.shape[0]
+    variant = owned_rows(outputs)
+    out = torch.empty(x.shape[0], outputs, dtype=torch.float32, device=x.device)
+    return _run(f"f32_{variant}", x, weight, None, out, -(-outputs // (8 if variant == "eight" else 16)))
+
+
+def _register(dtype: torch.dtype) -> None:
+    format = str(dtype).removeprefix("torch.")
+    traits = {"weight_format": {format}, "weight_layout": {ROWS_LAYOUT}, "tokens": _few, "inputs": _whole_packs}
+    name = f"cuda_{_SUFFIX[dtype]}"
+    gated = {**traits, "outputs": _even_eights}
+    kernel("gemm.linear", name=name, needs=_NEEDS, dtypes={dtype}, traits=traits, band=Band.NATIVE)(_linear)
+    kernel("gemm.logits", name=name, needs=_NEEDS, dtypes={dtype}, traits=traits, band=Band.NATIVE)(_logits)
+    kernel("gemm.linear_silu_and_mul", name=name, needs=_NEEDS, dtypes={dtype}, traits=gated, band=Band.NATIVE)(
+        _linear_silu_and_mul
+    )
+
+
+for _dtype in _SUFFIX:
+    _register(_dtype)
