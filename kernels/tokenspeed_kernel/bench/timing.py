@@ -47,6 +47,7 @@ def _cpu_seconds(calls: Sequence[Call], budget_s: float) -> float:
 
 
 def _cuda_seconds(calls: Sequence[Call], budget_s: float) -> float:
+    torch.cuda.synchronize()  # the arguments may still be in the making
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # compiles and loads what the capture must not
         for call in calls:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 import torch
 
@@ -11,28 +13,27 @@ from tokenspeed_kernel.cuda_driver import CudaModule, fatbin_for
 from tokenspeed_kernel.quant.packed import ROWS_LAYOUT
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
+Rule = Iterable[Hashable] | Callable[[Any], bool]
+
 _MODULE = CudaModule("skinny_gemm")
 _SUFFIX = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _NEEDS = cuda(8, also=fatbin_for("skinny_gemm"))
-_MAX_TOKENS = 16
+_MAX_TOKENS = 8
 _MAX_WARPS = 8
 _CHUNK = 128
-_FEW_BLOCKS = 132
+_FEW_OUTPUTS = 4224
+_MANY_OUTPUTS = 32768
 
 
-def token_tiles(num_tokens: int) -> int:
-    """Which variant: eights of tokens, 1 or 2."""
-    return 1 if num_tokens <= 8 else 2
-
-
-def num_warps(num_inputs: int) -> int:
-    """Warps of a block: as many as there are chunks of K, at most eight."""
-    return min(_MAX_WARPS, -(-num_inputs // _CHUNK))
+def num_warps(num_outputs: int, num_inputs: int) -> int:
+    """Warps of a block: as many as there are chunks of K, at most eight, or four where blocks queue up anyway."""
+    most = _MAX_WARPS // 2 if num_outputs > _MANY_OUTPUTS else _MAX_WARPS
+    return min(most, -(-num_inputs // _CHUNK))
 
 
 def owned_rows(num_outputs: int) -> str:
-    """Rows of the weight that a block owns: eight where sixteen would leave cores idle."""
-    return "eight" if num_outputs <= 16 * _FEW_BLOCKS // 2 else "sixteen"
+    """Rows of the weight that a block owns: eight where blocks of sixteen would be few for the cores."""
+    return "eight" if num_outputs <= _FEW_OUTPUTS else "sixteen"
 
 
 def _few(tokens: int) -> bool:
@@ -61,8 +62,8 @@ def _run(
         *(ctypes.c_int(size) for size in (tokens, out.shape[1], inputs)),
         ctypes.c_int64(stride),
     )
-    function = f"skinny_gemm_{_SUFFIX[x.dtype]}_{variant}_{token_tiles(tokens)}"
-    _MODULE.launch(function, x.device, blocks, 32 * num_warps(inputs), arguments)
+    function = f"skinny_gemm_{_SUFFIX[x.dtype]}_{variant}"
+    _MODULE.launch(function, x.device, blocks, 32 * num_warps(out.shape[1], inputs), arguments)
     return out
 
 
@@ -88,9 +89,14 @@ def _logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def _register(dtype: torch.dtype) -> None:
     format = str(dtype).removeprefix("torch.")
-    traits = {"weight_format": {format}, "weight_layout": {ROWS_LAYOUT}, "tokens": _few, "inputs": _whole_packs}
+    traits: dict[str, Rule] = {
+        "weight_format": {format},
+        "weight_layout": {ROWS_LAYOUT},
+        "tokens": _few,
+        "inputs": _whole_packs,
+    }
     name = f"cuda_{_SUFFIX[dtype]}"
-    gated = {**traits, "outputs": _even_eights}
+    gated: dict[str, Rule] = {**traits, "outputs": _even_eights}
     kernel("gemm.linear", name=name, needs=_NEEDS, dtypes={dtype}, traits=traits, band=Band.NATIVE)(_linear)
     kernel("gemm.logits", name=name, needs=_NEEDS, dtypes={dtype}, traits=traits, band=Band.NATIVE)(_logits)
     kernel("gemm.linear_silu_and_mul", name=name, needs=_NEEDS, dtypes={dtype}, traits=gated, band=Band.NATIVE)(

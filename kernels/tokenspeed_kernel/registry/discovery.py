@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Finding the modules that register solutions: the family folders of this package, then plugins.
 
-A module's prefix says what it needs before it may be imported: `reference`, `composed` and `vendor_*` nothing, `cpu_*` the
-compiled `_cpu` extension, `triton_*` Triton and a GPU, `cuda_*` a GPU. `load(everything=True)` also imports what
-this machine cannot run, so that `explain` can say why it lost. Plugins are entry points of group
+A module's prefix says what it needs before it may be imported: `reference`, `composed` and `vendor_*` nothing,
+`cpu_*` the compiled `_cpu` extension, `triton_*` Triton and a GPU, `cuda_*` a GPU. `load(everything=True)` also imports
+what this machine cannot run, so that `explain` can say why it lost. Plugins are entry points of group
 `tokenspeed_kernel.plugins`: a module whose import registers solutions, or a callable that does so when called.
 """
 

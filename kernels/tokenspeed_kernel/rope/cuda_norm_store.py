@@ -21,7 +21,7 @@ def norm_rope_store(
     heads: Heads, norms: HeadNorms | None, positions: torch.Tensor, cos_sin: torch.Tensor, slots: Slots
 ) -> torch.Tensor:
     """Queries are changed in place; keys of the projection are not."""
-    q, k, v = heads
+    q = heads.q
     tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = slots.k_cache.shape[1], slots.k_cache.shape[2]
     _check(heads, cos_sin, slots)

@@ -17,7 +17,7 @@ class Heads(NamedTuple):
 
 
 class HeadNorms(NamedTuple):
-    """RMSNorm of every head. q_weight, k_weight: [D], float32 or the heads' dtype; eps: added to the mean of squares."""
+    """RMSNorm of every head. q_weight, k_weight: [D], float32 or the heads' dtype; eps: added to the mean square."""
 
     q_weight: torch.Tensor
     k_weight: torch.Tensor
@@ -25,7 +25,7 @@ class HeadNorms(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Where keys and values go. k_cache, v_cache: [num_blocks, Hk, block_size, D]; mapping: int64 [T], as store_kv's."""
+    """Where keys and values go. k_cache, v_cache: [num_blocks, Hk, block_size, D]; mapping: as in `store_kv`."""
 
     k_cache: torch.Tensor
     v_cache: torch.Tensor

@@ -11,6 +11,7 @@ from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.layers.norm import RMSNorm
 from tokenspeed.parallel import Placement
 from tokenspeed_kernel import api
+from tokenspeed_kernel.api import HeadNorms, Heads, Slots
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,15 @@ class PagedAttention:
         self._window = shape.window
         self._scale = shape.scale
         self._cos_sin = cos_sin
-        self._q_norm, self._k_norm = q_norm, k_norm
+        self._norms = None
+        if q_norm is not None and k_norm is not None:
+            self._norms = HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps)
 
     def __call__(self, qkv: torch.Tensor, batch: ForwardBatch, /) -> torch.Tensor:
         """[T, (Hq + 2 Hk) * D] to [T, Hq * D]; qkv is overwritten."""
         q, k, v = torch.split_with_sizes(qkv.view(-1, self._heads, self._head_dim), self._splits, 1)
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm(q), self._k_norm(k)
-        api.rope(q, k, batch.positions, self._cos_sin)
         k_cache, v_cache = batch.kv_caches[self._layer]
-        api.store_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+        slots = Slots(k_cache, v_cache, batch.slot_mapping)
+        q = api.norm_rope_store(Heads(q, k, v), self._norms, batch.positions, self._cos_sin, slots)
         out = api.attention(q, k_cache, v_cache, batch.attention, self._scale, self._window)
         return out.view(-1, self._width)

@@ -42,5 +42,5 @@ class LMHead:
         return cls(weights.matrix(f"{name}.weight", shape, Split.OUTPUTS))
 
     def __call__(self, x: torch.Tensor, _batch: ForwardBatch, /) -> torch.Tensor:
-        """[S, hidden_size] to [S, vocab_size / ranks] in x's dtype."""
-        return api.linear(x, self._weight, None)
+        """[S, hidden_size] to float32 [S, vocab_size / ranks]."""
+        return api.logits(x, self._weight)

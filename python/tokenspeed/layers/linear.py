@@ -38,6 +38,19 @@ class ColumnLinear:
         return y if self._bias is None else y.add_(self._bias)
 
 
+class GatedLinear(ColumnLinear):
+    """silu(gate) * up, where gate and up are a ColumnLinear's two matrices: each rank gives its columns of both."""
+
+    def __init__(self, weights: Weights, names: tuple[str, str], size: int, num_inputs: int, bias: bool) -> None:
+        super().__init__(weights, names, (size, size), num_inputs, bias)
+
+    def __call__(self, x: torch.Tensor, batch: ForwardBatch, /) -> torch.Tensor:
+        """[T, num_inputs] to [T, size / ranks]."""
+        if self._whole is not None:
+            return api.linear_silu_and_mul(x, self._whole, self._bias)
+        return api.silu_and_mul(super().__call__(x, batch))
+
+
 class RowLinear:
     """y = x @ W.T + b, W split by inputs: every rank gives a summand, the first one's with the bias."""
 

@@ -7,21 +7,9 @@ import torch
 
 from tokenspeed.config.model import Activation
 from tokenspeed.layers.batch import ForwardBatch
-from tokenspeed.layers.linear import ColumnLinear, RowLinear
+from tokenspeed.layers.linear import ColumnLinear, GatedLinear, RowLinear
 from tokenspeed.parallel import Chain, Placement, Stage, connect
 from tokenspeed.weights import Weights
-from tokenspeed_kernel import api
-
-
-class SiluAndMul:
-    """silu(gate) * up. Each rank holds its own columns of both, gate first."""
-
-    takes = Placement.SHARDED
-    gives = Placement.SHARDED
-
-    def __call__(self, x: torch.Tensor, _batch: ForwardBatch, /) -> torch.Tensor:
-        """[T, 2 * I] to [T, I]."""
-        return api.silu_and_mul(x)
 
 
 class GeluAndMul:
@@ -36,9 +24,6 @@ class GeluAndMul:
         return torch.nn.functional.gelu(gate, approximate="tanh").mul_(up)
 
 
-_ACTIVATIONS: dict[Activation, type[SiluAndMul | GeluAndMul]] = {"silu": SiluAndMul, "gelu_tanh": GeluAndMul}
-
-
 def gated_mlp(weights: Weights, hidden_size: int, intermediate_size: int, activation: Activation, bias: bool) -> Chain:
     """gate_proj, up_proj and down_proj under `weights`."""
     return connect(weights.group, *gated_mlp_stages(weights, hidden_size, intermediate_size, activation, bias))
@@ -48,9 +33,10 @@ def gated_mlp_stages(
     weights: Weights, hidden_size: int, intermediate_size: int, activation: Activation, bias: bool
 ) -> tuple[Stage, ...]:
     """The same before it is connected: what `add` takes."""
-    sizes = (intermediate_size, intermediate_size)
-    return (
-        ColumnLinear(weights, ("gate_proj", "up_proj"), sizes, hidden_size, bias),
-        _ACTIVATIONS[activation](),
-        RowLinear(weights, "down_proj", hidden_size, intermediate_size, bias),
-    )
+    names = ("gate_proj", "up_proj")
+    if activation == "silu":
+        first: tuple[Stage, ...] = (GatedLinear(weights, names, intermediate_size, hidden_size, bias),)
+    else:
+        both = ColumnLinear(weights, names, (intermediate_size, intermediate_size), hidden_size, bias)
+        first = (both, GeluAndMul())
+    return *first, RowLinear(weights, "down_proj", hidden_size, intermediate_size, bias)

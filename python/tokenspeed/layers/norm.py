@@ -15,13 +15,13 @@ class RMSNorm:
     def __init__(self, weights: Weights, name: str, size: int, eps: float, offset: float) -> None:
         weight = weights.vector(f"{name}.weight", size)
         # In float32: in a smaller type, a weight around zero would lose its bits to the offset.
-        self._weight = weight.float() + offset if offset else weight
-        self._eps = eps
+        self.weight = weight.float() + offset if offset else weight
+        self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Normalised x, of its shape, contiguous."""
-        return api.rms_norm(x, self._weight, self._eps)
+        return api.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(x + residual), x + residual). `residual` may be overwritten."""
-        return api.add_rms_norm(x, residual, self._weight, self._eps)
+        return api.add_rms_norm(x, residual, self.weight, self.eps)

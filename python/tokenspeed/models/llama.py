@@ -109,4 +109,4 @@ class LlamaForCausalLM(Model):
         # Only the sampled tokens go on: the vocabulary is the widest product of all.
         x, residual = x[batch.sample_indices], residual[batch.sample_indices]
         x, _ = self.norm.add(x, residual)
-        return self.head(x, batch).float()
+        return self.head(x, batch)

@@ -59,8 +59,8 @@ __device__ inline void Normalize(const W* weight, float eps, int lane, float (&l
 // PAIRS: a 64th of the head size. W: type of the norms' weights; q_norm null means no norms.
 template <typename T, typename W, int PAIRS>
 __device__ void NormRopeStore(T* q, const T* k, const T* v, const W* q_norm, const W* k_norm,
-                              float eps, const int64_t* positions, const float* cos_sin,
-                              T* k_cache, T* v_cache, const int64_t* slots, HeadsShape shape) {
+                              float eps, const int64_t* positions, const float* cos_sin, T* k_cache,
+                              T* v_cache, const int64_t* slots, HeadsShape shape) {
   constexpr int kHalf = PAIRS * 32;
   constexpr int kHead = 2 * kHalf;
   const int lane = threadIdx.x & 31;
@@ -109,15 +109,15 @@ __device__ void NormRopeStore(T* q, const T* k, const T* v, const W* q_norm, con
 
 }  // namespace tokenspeed
 
-#define TOKENSPEED_NORM_ROPE_STORE(NAME, TYPE, WEIGHT, PAIRS)                                     \
-  extern "C" __global__ void __launch_bounds__(256) norm_rope_store_##NAME##_##PAIRS(             \
-      TYPE* q, const TYPE* k, const TYPE* v, const WEIGHT* q_norm, const WEIGHT* k_norm,          \
-      float eps, const int64_t* positions, const float* cos_sin, TYPE* k_cache, TYPE* v_cache,    \
-      const int64_t* slots, int num_tokens, int num_heads, int num_kv_heads, int block_size,      \
-      int64_t q_stride, int64_t k_stride, int64_t v_stride) {                                     \
-    tokenspeed::NormRopeStore<TYPE, WEIGHT, PAIRS>(                                               \
-        q, k, v, q_norm, k_norm, eps, positions, cos_sin, k_cache, v_cache, slots,                \
-        {num_tokens, num_heads, num_kv_heads, block_size, q_stride, k_stride, v_stride});         \
+#define TOKENSPEED_NORM_ROPE_STORE(NAME, TYPE, WEIGHT, PAIRS)                                  \
+  extern "C" __global__ void __launch_bounds__(256) norm_rope_store_##NAME##_##PAIRS(          \
+      TYPE* q, const TYPE* k, const TYPE* v, const WEIGHT* q_norm, const WEIGHT* k_norm,       \
+      float eps, const int64_t* positions, const float* cos_sin, TYPE* k_cache, TYPE* v_cache, \
+      const int64_t* slots, int num_tokens, int num_heads, int num_kv_heads, int block_size,   \
+      int64_t q_stride, int64_t k_stride, int64_t v_stride) {                                  \
+    tokenspeed::NormRopeStore<TYPE, WEIGHT, PAIRS>(                                            \
+        q, k, v, q_norm, k_norm, eps, positions, cos_sin, k_cache, v_cache, slots,             \
+        {num_tokens, num_heads, num_kv_heads, block_size, q_stride, k_stride, v_stride});      \
   }
 
 #define TOKENSPEED_NORM_ROPE_STORE_SIZES(NAME, TYPE, WEIGHT) \

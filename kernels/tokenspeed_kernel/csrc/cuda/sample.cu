@@ -111,7 +111,8 @@ __device__ inline int FirstReached(const double (&before)[kEach], int count, dou
 #pragma unroll
   for (int i = kEach - 1; i >= 0; --i) {
     const int at = threadIdx.x * kEach + i;
-    if (at > 0 && at < count && before[i] >= target && FarOf(s.items[at]) != FarOf(s.items[at - 1])) {
+    if (at > 0 && at < count && before[i] >= target &&
+        FarOf(s.items[at]) != FarOf(s.items[at - 1])) {
       first = at;
     }
   }
@@ -173,8 +174,8 @@ __device__ inline uint32_t FindLimit(const Row& row, double goal, uint32_t limit
       const uint32_t key = __float_as_uint(far);
       if (key < low || key > high) return;
       // At first by value, 64 bins to a unit: a product by 64 is exact, so bins have exact bounds.
-      const uint32_t bin = first ? min(static_cast<uint32_t>(far * 64.0f), kItems - 1u)
-                                 : (key - low) >> shift;
+      const uint32_t bin =
+          first ? min(static_cast<uint32_t>(far * 64.0f), kItems - 1u) : (key - low) >> shift;
       atomicAdd(&s.counts[bin], 1u);
       if (WEIGHED) {
         const double weight = exp(-static_cast<double>(far)) * kWeightUnit;
@@ -270,7 +271,8 @@ __device__ inline uint64_t BestOfSorted(const Filters& f, int kept, Shared& s) {
     const uint32_t token = static_cast<uint32_t>(s.items[at]);
     uint32_t words[4];
     Philox(f.seed, f.position, token / 4, words);
-    const uint32_t pair = token & 2 ? (token & 1 ? words[3] : words[2]) : (token & 1 ? words[1] : words[0]);
+    const uint32_t pair =
+        token & 2 ? (token & 1 ? words[3] : words[2]) : (token & 1 ? words[1] : words[0]);
     const uint64_t scored = Scored(Gumbel(Uniform(pair)) - far, token);
     best = scored > best ? scored : best;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Pieces of sampling that work on one row of logits with one block: reading it, block-wide scans and
-// sorts, and the noise. Device code for sample.cu alone.
+// Pieces of sampling that work on one row of logits with one block: reading it, block-wide scans
+// and sorts, and the noise. Device code for sample.cu alone.
 //
 // A token is ordered by how far it lies below the largest, far = (peak - logit) / temperature >= 0,
 // the likeliest first: the bits of a float that is not negative order as the float does.
@@ -15,7 +15,8 @@ constexpr int kThreads = 512;
 constexpr int kItems = 2048;  // candidates of a row, and bins of a histogram
 constexpr int kEach = kItems / kThreads;
 constexpr int kWarps = kThreads / 32;
-constexpr uint32_t kFarthest = 0x7f7fffff;  // the largest finite float; what lies at infinity is out
+constexpr uint32_t kFarthest =
+    0x7f7fffff;  // the largest finite float; what lies at infinity is out
 constexpr float kInfinity = __builtin_huge_valf();
 
 struct Shared {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// out = x @ weight.T for few rows of x: reading the weight is the work, so it is read once, in
-// 16-byte pieces that go straight into the matrix units' operands.
+// out = x @ weight.T for up to eight rows of x: reading the weight is the work, so it is read once,
+// in 16-byte pieces that go straight into the matrix units' operands.
 //
 // A block owns 16 rows of the weight (8 where there are too few for all cores, or 8 of the gate and
 // their 8 partners of the up projection); its warps split K in chunks of 128 and add up in order
@@ -71,11 +71,11 @@ struct SkinnyShape {
   int64_t x_stride;
 };
 
-template <typename T, typename Out, int TOKEN_TILES, Rows ROWS>
+template <typename T, typename Out, Rows ROWS>
 __device__ void SkinnyGemm(const T* x, const T* weight, const T* bias, Out* out,
                            SkinnyShape shape) {
   constexpr int kOwned = ROWS == kSixteen ? 16 : 8;  // outputs of a block
-  __shared__ float partial[kMaxWarps * TOKEN_TILES * kTile];
+  __shared__ float partial[kMaxWarps * kTile];
   const int lane = threadIdx.x & 31;
   const int warp = threadIdx.x >> 5;
   const int num_warps = blockDim.x >> 5;
@@ -96,13 +96,8 @@ __device__ void SkinnyGemm(const T* x, const T* weight, const T* bias, Out* out,
   LaunchDependents();
   WaitForPrevious();
 
-  float sum[TOKEN_TILES][4] = {};
-  const T* token[TOKEN_TILES];
-#pragma unroll
-  for (int tile = 0; tile < TOKEN_TILES; ++tile) {
-    const int index = tile * 8 + group;
-    token[tile] = index < shape.num_tokens ? x + index * shape.x_stride : nullptr;
-  }
+  float sum[4] = {};
+  const T* token = group < shape.num_tokens ? x + group * shape.x_stride : nullptr;
   const int stride = num_warps * kChunk;
   for (; k - lane_k < shape.num_inputs; k += stride) {
 #pragma unroll
@@ -110,28 +105,21 @@ __device__ void SkinnyGemm(const T* x, const T* weight, const T* bias, Out* out,
       const int at = k + step * 32;
       const uint4 a = rows.a[step];
       const uint4 b = ROWS == kEight ? Zero4() : rows.b[step];
-#pragma unroll
-      for (int tile = 0; tile < TOKEN_TILES; ++tile) {
-        uint4 v = Zero4();
-        if (token[tile] != nullptr && at < shape.num_inputs) {
-          v = *reinterpret_cast<const uint4*>(token[tile] + at);
-        }
-        Multiply(T(), sum[tile], a.x, b.x, a.y, b.y, v.x, v.y);
-        Multiply(T(), sum[tile], a.z, b.z, a.w, b.w, v.z, v.w);
-      }
+      uint4 v = Zero4();
+      if (token != nullptr && at < shape.num_inputs)
+        v = *reinterpret_cast<const uint4*>(token + at);
+      Multiply(T(), sum, a.x, b.x, a.y, b.y, v.x, v.y);
+      Multiply(T(), sum, a.z, b.z, a.w, b.w, v.z, v.w);
       rows.Load(step, at + stride, shape.num_inputs);  // in flight while the other steps multiply
     }
   }
 
   // partial[warp][token][row]
-#pragma unroll
-  for (int tile = 0; tile < TOKEN_TILES; ++tile) {
-    float* mine = partial + (warp * TOKEN_TILES + tile) * kTile + (lane & 3) * 32 + group;
-    mine[0] = sum[tile][0];
-    mine[16] = sum[tile][1];
-    mine[8] = sum[tile][2];
-    mine[24] = sum[tile][3];
-  }
+  float* mine = partial + warp * kTile + (lane & 3) * 32 + group;
+  mine[0] = sum[0];
+  mine[16] = sum[1];
+  mine[8] = sum[2];
+  mine[24] = sum[3];
   __syncthreads();
   for (int i = threadIdx.x; i < shape.num_tokens * kOwned; i += blockDim.x) {
     const int index = i / kOwned;
@@ -139,8 +127,8 @@ __device__ void SkinnyGemm(const T* x, const T* weight, const T* bias, Out* out,
     const float* column = partial + index * 16 + row;
     float low = 0.0f, high = 0.0f;
     for (int part = 0; part < num_warps; ++part) {
-      low += column[part * TOKEN_TILES * kTile];
-      if (ROWS == kGated) high += column[part * TOKEN_TILES * kTile + 8];
+      low += column[part * kTile];
+      if (ROWS == kGated) high += column[part * kTile + 8];
     }
     const int output = first + row;
     if (output >= shape.num_outputs) continue;
@@ -155,26 +143,20 @@ __device__ void SkinnyGemm(const T* x, const T* weight, const T* bias, Out* out,
 
 }  // namespace tokenspeed
 
-#define TOKENSPEED_SKINNY(NAME, TYPE, OUT, TILES, ROWS, BLOCKS)                                      \
-  extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                          \
-      skinny_gemm_##NAME##_##TILES(const TYPE* x, const TYPE* weight, const TYPE* bias,         \
-                                   OUT* out, int num_tokens, int num_outputs, int num_inputs,   \
-                                   int64_t x_stride) {                                          \
-    tokenspeed::SkinnyGemm<TYPE, OUT, TILES, tokenspeed::ROWS>(                                 \
-        x, weight, bias, out, {num_tokens, num_outputs, num_inputs, x_stride});                 \
+#define TOKENSPEED_SKINNY(NAME, TYPE, OUT, ROWS)                                              \
+  extern "C" __global__ void __launch_bounds__(256, 4)                                        \
+      skinny_gemm_##NAME(const TYPE* x, const TYPE* weight, const TYPE* bias, OUT* out,       \
+                         int num_tokens, int num_outputs, int num_inputs, int64_t x_stride) { \
+    tokenspeed::SkinnyGemm<TYPE, OUT, tokenspeed::ROWS>(                                      \
+        x, weight, bias, out, {num_tokens, num_outputs, num_inputs, x_stride});               \
   }
 
-#define TOKENSPEED_SKINNY_TILES(NAME, TYPE, OUT, ROWS) \
-  TOKENSPEED_SKINNY(NAME, TYPE, OUT, 1, ROWS, 4)          \
-  TOKENSPEED_SKINNY(NAME, TYPE, OUT, 2, ROWS, 3)          \
-  TOKENSPEED_SKINNY(NAME, TYPE, OUT, 4, ROWS, 2)
-
-#define TOKENSPEED_SKINNY_TYPE(NAME, TYPE)                               \
-  TOKENSPEED_SKINNY_TILES(NAME##_sixteen, TYPE, TYPE, kSixteen)          \
-  TOKENSPEED_SKINNY_TILES(NAME##_eight, TYPE, TYPE, kEight)              \
-  TOKENSPEED_SKINNY_TILES(NAME##_gated, TYPE, TYPE, kGated)              \
-  TOKENSPEED_SKINNY_TILES(NAME##_f32_sixteen, TYPE, float, kSixteen)     \
-  TOKENSPEED_SKINNY_TILES(NAME##_f32_eight, TYPE, float, kEight)
+#define TOKENSPEED_SKINNY_TYPE(NAME, TYPE)                     \
+  TOKENSPEED_SKINNY(NAME##_sixteen, TYPE, TYPE, kSixteen)      \
+  TOKENSPEED_SKINNY(NAME##_eight, TYPE, TYPE, kEight)          \
+  TOKENSPEED_SKINNY(NAME##_gated, TYPE, TYPE, kGated)          \
+  TOKENSPEED_SKINNY(NAME##_f32_sixteen, TYPE, float, kSixteen) \
+  TOKENSPEED_SKINNY(NAME##_f32_eight, TYPE, float, kEight)
 
 TOKENSPEED_SKINNY_TYPE(bf16, __nv_bfloat16)
 TOKENSPEED_SKINNY_TYPE(f16, __half)
