@@ -88,9 +88,8 @@ def _logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _register(dtype: torch.dtype) -> None:
-    format = str(dtype).removeprefix("torch.")
     traits: dict[str, Rule] = {
-        "weight_format": {format},
+        "weight_format": {str(dtype).removeprefix("torch.")},
         "weight_layout": {ROWS_LAYOUT},
         "tokens": _few,
         "inputs": _whole_packs,
