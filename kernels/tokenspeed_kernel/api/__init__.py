@@ -20,7 +20,14 @@ from tokenspeed_kernel.api.layers import (
     silu_and_mul,
 )
 from tokenspeed_kernel.api.moe import prepare_experts, route, run_experts
-from tokenspeed_kernel.api.paged import attention, copy_blocks, latent_attention, norm_rope_store, store_kv, store_latent
+from tokenspeed_kernel.api.paged import (
+    attention,
+    copy_blocks,
+    latent_attention,
+    norm_rope_store,
+    store_kv,
+    store_latent,
+)
 from tokenspeed_kernel.api.sampling import apply_penalties, logprobs, sample
 from tokenspeed_kernel.api.step import decode_inputs, keep_tokens, update_tables
 from tokenspeed_kernel.attention.metadata import AttentionMetadata

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tokenspeed_kernel.attention.reference import paged_attention
-from tokenspeed_kernel.numerics.cases import Case, cases
+from tokenspeed_kernel.numerics.case import Case
+from tokenspeed_kernel.numerics.cases import cases
 
 CASES = [pytest.param(case, id=case.label) for case in cases("attention.paged", torch.float32)]
 

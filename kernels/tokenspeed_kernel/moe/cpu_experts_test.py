@@ -13,7 +13,8 @@ from tokenspeed_kernel import api
 from tokenspeed_kernel.moe import cpu_experts
 from tokenspeed_kernel.moe.reference import route as reference_route
 from tokenspeed_kernel.moe.reference import run_experts as reference
-from tokenspeed_kernel.numerics.cases import ROUTINGS, expert_matrix, normal
+from tokenspeed_kernel.numerics.case import normal
+from tokenspeed_kernel.numerics.cases import ROUTINGS, expert_matrix
 from tokenspeed_kernel.numerics.cpu_isa import at_level, isa_levels, with_threads
 from tokenspeed_kernel.quant.cpu_prepare import FORMAT_CODES
 

@@ -7,38 +7,19 @@ edges of tiles (1, odd, just past a power of two) while the Triton interpreter s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
-from tokenspeed_kernel.moe.routing import Routing
 from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
+from tokenspeed_kernel.numerics import sampling_cases
+from tokenspeed_kernel.numerics.case import Case, Dtype, normal
 from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, GGUF_LAYOUT, ROWS_LAYOUT, PackedWeight, row_bytes
 from tokenspeed_kernel.rope.heads import HeadNorms, Heads, Slots
 
-Dtype = torch.dtype
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call.
-
-    op: operation name; label: what is particular about the call; dtype: the activations'.
-    args: the api call's positional arguments, tensors on the CPU.
-    mutated: indices of arguments that the call changes; they are compared after it, whole.
-    traits: the call's selection traits, those of weights left out (their layout depends on the device).
-    """
-
-    op: str
-    label: str
-    dtype: Dtype
-    args: tuple[Any, ...]
-    mutated: tuple[int, ...] = ()
-    traits: Mapping[str, Hashable] = field(default_factory=dict)
 
 
 def cases(op: str, dtype: Dtype, seed: int = 0) -> list[Case]:
@@ -49,11 +30,6 @@ def cases(op: str, dtype: Dtype, seed: int = 0) -> list[Case]:
 def covered_ops() -> list[str]:
     """Operations that have cases."""
     return sorted(_MAKERS)
-
-
-def normal(generator: torch.Generator, *shape: int, dtype: Dtype = torch.float32, std: float = 1.0) -> torch.Tensor:
-    """Normal values of `std`, rounded to `dtype`."""
-    return (torch.randn(*shape, generator=generator) * std).to(dtype)
 
 
 def strided_tokens(values: torch.Tensor) -> torch.Tensor:
@@ -327,67 +303,6 @@ def _copy_blocks(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
     yield Case("kvcache.copy_blocks", "three pairs, three caches", dtype, (caches, pairs), mutated=(0,))
 
 
-def _penalties(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    if dtype == torch.float32:
-        counts = torch.randint(-3, 3, (5, 130), generator=generator).clamp(min=0).int()
-        mask = torch.rand(5, 130, generator=generator) < 0.3
-        factors = [torch.rand(3, generator=generator) * 2 + low for low in (0.5, -1.0, -1.0)]
-        logits = normal(generator, 3, 130, std=3.0)
-        args = (logits, torch.tensor([4, 0, 2]), counts, mask, *factors)
-        yield Case("sampling.penalties", "three rows of five slots", dtype, args, mutated=(0,))
-
-
-def _sample(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    if dtype == torch.float32:
-        settings = [
-            (0.0, 0, 1.0, 0.0),
-            (1.0, 0, 1.0, 0.0),
-            (0.7, 5, 1.0, 0.0),
-            (1.3, 0, 0.9, 0.0),
-            (1.0, 0, 1.0, 0.1),
-            (0.9, 40, 0.8, 0.02),
-            (1.0, 1, 1.0, 0.0),
-            (1e-30, 0, 1.0, 0.0),
-            (1.0, 0, 0.0, 0.0),
-            (1.0, 10_000, 0.5, 0.0),
-        ]
-        for vocab_size in (4, 131, 2053):
-            columns = list(zip(*settings, strict=True))
-            logits = normal(generator, len(settings), vocab_size, std=3.0)
-            logits[:, 2] = logits.amax(dim=1)  # equal largest logits
-            logits[1, 3] = float("-inf")
-            temperature, top_p, min_p = (torch.tensor(columns[i], dtype=torch.float32) for i in (0, 2, 3))
-            top_k = torch.tensor(columns[1], dtype=torch.int32)
-            seeds = torch.randint(0, 2**62, (len(settings),), generator=generator)
-            positions = torch.randint(0, 2**40, (len(settings),), generator=generator)
-            args = (logits, temperature, top_k, top_p, min_p, seeds, positions)
-            yield Case("sampling.sample", f"every filter, vocabulary {vocab_size}", dtype, args)
-        yield from _wide_samples(dtype, generator)
-
-
-def _wide_samples(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    """More tokens kept than a solution may collect at once, by count, by weight, and all of one value."""
-    settings = [(1.0, 3000, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (0.8, 2500, 0.95, 0.001), (2.0, 40, 0.5, 0.0)]
-    columns = list(zip(*settings, strict=True))
-    temperature, top_p, min_p = (torch.tensor(columns[i], dtype=torch.float32) for i in (0, 2, 3))
-    top_k = torch.tensor(columns[1], dtype=torch.int32)
-    for label, std in (("flat", 0.5), ("steep", 4.0), ("all equal", 0.0)):
-        logits = normal(generator, len(settings), 8195, std=std)
-        seeds = torch.randint(0, 2**62, (len(settings),), generator=generator)
-        positions = torch.randint(0, 2**40, (len(settings),), generator=generator)
-        args = (logits, temperature, top_k, top_p, min_p, seeds, positions)
-        yield Case("sampling.sample", f"{label}, vocabulary 8195", dtype, args)
-
-
-def _logprobs(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    if dtype == torch.float32:
-        for vocab_size, top_n in ((131, 0), (131, 5), (2053, 20)):
-            logits = normal(generator, 3, vocab_size, std=3.0)
-            logits[0, 3] = logits[0, 7]
-            args = (logits, torch.tensor([1, 0, 130], dtype=torch.int32), top_n)
-            yield Case("sampling.logprobs", f"top {top_n} of {vocab_size}", dtype, args)
-
-
 ROUTINGS = {
     "softmax": Routing(8, 2),
     "softmax, kept sums": Routing(60, 4, renormalize=False, scale=1.5),
@@ -500,9 +415,9 @@ _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "kvcache.copy_blocks": _copy_blocks,
     "moe.route": _route,
     "moe.experts": _experts,
-    "sampling.penalties": _penalties,
-    "sampling.sample": _sample,
-    "sampling.logprobs": _logprobs,
+    "sampling.penalties": sampling_cases.penalties,
+    "sampling.sample": sampling_cases.sample,
+    "sampling.logprobs": sampling_cases.logprobs,
     "step.update_tables": _update_tables,
     "step.decode_inputs": _decode_inputs,
     "step.keep_tokens": _keep_tokens,

@@ -17,9 +17,10 @@ import torch
 
 from tokenspeed_kernel.api import prepare_experts, prepare_weight
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
-from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts
 from tokenspeed_kernel.gemm.signature import PRODUCT_TRAITS, product_traits
-from tokenspeed_kernel.numerics.cases import Case, cases
+from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts
+from tokenspeed_kernel.numerics.case import Case
+from tokenspeed_kernel.numerics.cases import cases
 from tokenspeed_kernel.numerics.tolerances import distance, tolerance
 from tokenspeed_kernel.quant.packed import PackedWeight, weight_traits
 from tokenspeed_kernel.registry import KernelSpec, solutions
