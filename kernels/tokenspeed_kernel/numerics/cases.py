@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.moe.routing import Routing
 from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
 from tokenspeed_kernel.numerics import sampling_cases
 from tokenspeed_kernel.numerics.case import Case, Dtype, normal
