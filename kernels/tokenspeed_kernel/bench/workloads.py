@@ -14,13 +14,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-<<<<<<< HEAD
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
-from tokenspeed_kernel.numerics.cases import Case, normal, packed_weight, paged_metadata
-=======
 from tokenspeed_kernel.numerics.case import Case, normal
 from tokenspeed_kernel.numerics.cases import packed_weight, paged_metadata
->>>>>>> 27a6bd4 (Cases of sampling in a file of their own)
 from tokenspeed_kernel.quant.packed import PackedWeight
 from tokenspeed_kernel.quant.reference import dequantize
 
