@@ -17,16 +17,14 @@ import torch
 
 from tokenspeed.config.resolve import Config, SchedulerLimits
 from tokenspeed.config.sampling import MAX_LOGPROBS, SamplingParams
-from tokenspeed.engine import memory
+from tokenspeed.engine import memory, synthetic
 from tokenspeed.engine.device_state import DeviceState
 from tokenspeed.engine.errors import OutOfMemory
 from tokenspeed.engine.graphs import CudaRecorder, DecodeGraphs
 from tokenspeed.engine.kv_pool import KVCaches, ReservedPool
-from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.layers.cache import LayerCache, total_block_bytes
 from tokenspeed.models.model import Model
 from tokenspeed.sampling import Sampler
-from tokenspeed_kernel import api
 
 logger = logging.getLogger("tokenspeed.engine")
 
@@ -56,6 +54,7 @@ def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: S
     caches = pool.grow(1)
     with _out_of_memory_names("--chunked-prefill-size"):
         activations = _worst_step_bytes(model, sampler, state, caches, limits)
+        _compile_eager_steps(model, state, caches, limits)
     before_graphs = _used_bytes(device)
     graphs = None
     with _out_of_memory_names("--max-num-seqs or --max-cudagraph-capture-size"):
@@ -107,44 +106,29 @@ def _worst_step_bytes(
     model: Model, sampler: Sampler, state: DeviceState, caches: KVCaches, limits: SchedulerLimits
 ) -> int:
     """Bytes that the widest step allocates: as many tokens as a step may have, every slot's worth of logits, and the
-    dearest way to sample them. All of it lies in block 0."""
+    dearest way to sample them."""
     torch.cuda.synchronize(state.device)
     torch.cuda.reset_peak_memory_stats(state.device)
     before = torch.cuda.memory_allocated(state.device)
-    batch, slots, positions = _worst_batch(state, caches, limits)
+    batch = synthetic.batch_of(state, caches, 0, synthetic.widest(limits))
+    slots = torch.arange(limits.max_num_seqs, device=state.device)
     everything = SamplingParams(
         temperature=1.0, top_p=0.9, frequency_penalty=0.1, repetition_penalty=1.1, logit_bias={0: 0.5}, seed=1
     )
     sampler.set_slot(0, everything, np.zeros(1, np.int32), np.zeros(0, np.int32))
     logits = model.forward(batch)
-    sampler.sample(logits, slots, positions, MAX_LOGPROBS, slots.cpu().numpy())
+    sampler.sample(logits, slots, batch.attention.kv_lens.long(), MAX_LOGPROBS, np.arange(len(slots)))
     torch.cuda.synchronize(state.device)
     return torch.cuda.max_memory_allocated(state.device) - before
 
 
-def _worst_batch(
-    state: DeviceState, caches: KVCaches, limits: SchedulerLimits
-) -> tuple[ForwardBatch, torch.Tensor, torch.Tensor]:
-    """Rows of almost equal length, all of which sample."""
-    rows, tokens, device = limits.max_num_seqs, limits.max_batched_tokens, state.device
-    longest = min(-(-tokens // rows), limits.max_model_len)
-    lengths = np.full(rows, longest, np.int64)
-    lengths[np.cumsum(lengths) > tokens] = 1
-    query_start = np.zeros(rows + 1, np.int32)
-    np.cumsum(lengths, out=query_start[1:])
-    positions = np.concatenate([np.arange(length) for length in lengths])
-
-    def send(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
-    kv_lens, slots = send(lengths.astype(np.int32)), torch.arange(rows, device=device)
-    table = torch.zeros((rows, state.tables.shape[1]), dtype=torch.int32, device=device)
-    capacity = table.shape[1] * limits.block_size
-    attention = api.AttentionMetadata(table, send(query_start), kv_lens, longest, capacity, 0)
-    where = send(positions)
-    ids = torch.zeros_like(where)
-    indices = send(query_start[1:].astype(np.int64) - 1)
-    return ForwardBatch(ids, where, where % limits.block_size, indices, attention, caches), slots, kv_lens.long()
+@torch.inference_mode()
+def _compile_eager_steps(model: Model, state: DeviceState, caches: KVCaches, limits: SchedulerLimits) -> None:
+    started_s = time.monotonic()
+    for num_decodes, query_lens in synthetic.every_kind(limits):
+        model.forward(synthetic.batch_of(state, caches, num_decodes, query_lens))
+    torch.cuda.synchronize(state.device)
+    logger.info("ran every kind of eager step in %.1f s", time.monotonic() - started_s)
 
 
 def _used_bytes(device: torch.device) -> int:
