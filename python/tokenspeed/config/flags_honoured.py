@@ -102,6 +102,22 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         _DEVICE,
         "Use a captured step only for batches of exactly its size.",
     ),
+    _flag(
+        "--prefill-graph-max-tokens",
+        "int",
+        None,
+        _DEVICE,
+        "Steps that prefill run their layers from CUDA graphs up to so many tokens; 0: never. When not given, as far as "
+        "the host is measured to be slower than the GPU.",
+    ),
+    _flag(
+        "--prefill-graph-capture-token-sizes",
+        "ints",
+        None,
+        _DEVICE,
+        "Numbers of tokens to capture the layers for; when not given, a list up to the largest.",
+    ),
+    _flag("--disable-prefill-graph", "switch", False, _DEVICE, "The same as --prefill-graph-max-tokens 0."),
     _flag("--disable-tf32", "switch", False, _DEVICE, "Full float32 products on GPUs. Always so here."),
     _flag(
         "--kernel-override",
@@ -196,7 +212,6 @@ NOTHING_FLAGS: tuple[Flag, ...] = tuple(
         "--disable-pdl",
         "--disable-nccl-nvls",
         "--disable-symm-mem",
-        "--disable-prefill-graph",
         "--disable-kda-prefill-graph",
         "--disable-cudagraph-memory-reserve",
         "--disable-sampling-tp-sync",

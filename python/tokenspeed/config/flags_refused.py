@@ -13,7 +13,7 @@ from tokenspeed.config.flags import Flag, Kind
 
 _ONE_GPU = "this release runs a model on one device"
 _EXPERTS = "this release has no mixture-of-experts models"
-_GRAPHS = "this release captures decode steps only; see --cudagraph-capture-sizes"
+_GRAPHS = "prefill is captured by tokens, whatever the batch; see --prefill-graph-capture-token-sizes"
 _KVSTORE = "this release keeps KV blocks on the device only"
 _PD = "this release serves prefill and decode in one engine"
 _RL = "this release has no control server for trainers"
@@ -89,11 +89,9 @@ _KERNELS = (
     _no("--sampling-backend", "str", None, _BACKEND),
     _no("--sampling-stream", "str", "batch", _BACKEND),
     _no("--skip-softmax-threshold", "float", 0.0, _BACKEND),
-    _no("--prefill-graph-max-tokens", "int", None, _GRAPHS, 0),
-    _no("--prefill-graph-capture-token-sizes", "ints", None, _GRAPHS),
     _no("--prefill-graph-capture-sizes", "ints", None, _GRAPHS),
     _no("--prefill-graph-capture-batch-sizes", "ints", None, _GRAPHS),
-    _no("--enable-cudagraph-gc", "switch", False, _GRAPHS),
+    _no("--enable-cudagraph-gc", "switch", False, "graphs are captured with the collector as it is"),
     _no("--numerics", "str", "auto", _NUMERICS),
     _no("--layer-boundary-norm", "str", "fused", _NUMERICS),
     _no("--logprob-order", "str", "torch", _NUMERICS),

@@ -85,11 +85,14 @@ class SchedulerLimits:
 
 @dataclass(frozen=True)
 class GraphConfig:
-    """Decode steps to capture on a GPU. sizes: batch sizes, ascending; none for none. padded: whether a step may use a
-    larger size than its own."""
+    """What to capture on a GPU. sizes: batch sizes of decode steps, ascending; none for none. padded: whether a step
+    may use a larger size than its own. prefill_sizes: tokens of steps that prefill, ascending, or none to choose them
+    up to most_prefill_tokens, which None leaves to a measurement and 0 forbids."""
 
     sizes: tuple[int, ...]
     padded: bool
+    prefill_sizes: tuple[int, ...]
+    most_prefill_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
         loader=LoaderConfig(raw["load_format"]),
         memory=_memory(raw, on_cpu),
         scheduler=scheduler,
-        graphs=_graphs(raw, on_cpu, scheduler.max_num_seqs),
+        graphs=_graphs(raw, on_cpu, scheduler),
         admission=AdmissionConfig(model.vocab_size, max_model_len, _at_least(raw, "stream_interval", 1), raw["seed"]),
         log=LogConfig(
             "warning" if raw["log_level"] == "warn" else raw["log_level"],
@@ -261,19 +264,32 @@ def _scheduler(raw: Mapping[str, Any], model: ModelFacts, on_cpu: bool, max_mode
     )
 
 
-def _graphs(raw: Mapping[str, Any], on_cpu: bool, max_num_seqs: int) -> GraphConfig:
+def _graphs(raw: Mapping[str, Any], on_cpu: bool, scheduler: SchedulerLimits) -> GraphConfig:
     padded = not raw["disable_cuda_graph_padding"]
     if on_cpu or raw["enforce_eager"]:
-        return GraphConfig((), padded)
-    largest = max_num_seqs
+        return GraphConfig((), padded, (), 0)
+    largest = scheduler.max_num_seqs
     if raw["max_cudagraph_capture_size"] is not None:
-        largest = min(_at_least(raw, "max_cudagraph_capture_size", 1), max_num_seqs)
-    if raw["cudagraph_capture_sizes"] is None:
-        return GraphConfig(capture_sizes(largest), padded)
-    asked = sorted(set(raw["cudagraph_capture_sizes"]))
+        largest = min(_at_least(raw, "max_cudagraph_capture_size", 1), largest)
+    asked = _sizes(raw, "cudagraph_capture_sizes", largest)
+    sizes = capture_sizes(largest) if asked is None else asked
+    if raw["disable_prefill_graph"]:
+        return GraphConfig(sizes, padded, (), 0)
+    most = raw["prefill_graph_max_tokens"]
+    if most is not None:
+        most = min(_at_least(raw, "prefill_graph_max_tokens", 0), scheduler.max_batched_tokens)
+    prefill = _sizes(raw, "prefill_graph_capture_token_sizes", most or scheduler.max_batched_tokens)
+    return GraphConfig(sizes, padded, () if most == 0 else prefill or (), most)
+
+
+def _sizes(raw: Mapping[str, Any], dest: str, largest: int) -> tuple[int, ...] | None:
+    """What was asked for, up to `largest`; None when nothing was."""
+    if raw[dest] is None:
+        return None
+    asked = sorted(set(raw[dest]))
     if not asked or asked[0] < 1:
-        raise FlagError("--cudagraph-capture-sizes", f"{asked} are not sizes of batches")
-    return GraphConfig(tuple(size for size in asked if size <= largest), padded)
+        raise FlagError("--" + dest.replace("_", "-"), f"{asked} are not sizes")
+    return tuple(size for size in asked if size <= largest)
 
 
 def capture_sizes(largest: int) -> tuple[int, ...]:

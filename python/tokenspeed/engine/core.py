@@ -29,12 +29,11 @@ from tokenspeed.engine.compiles import LateCompiles
 from tokenspeed.engine.device_state import DeviceState
 from tokenspeed.engine.executor import Executor, InlineExecutor, StreamExecutor, ThreadExecutor
 from tokenspeed.engine.gpu_start import start_gpu
-from tokenspeed.engine.graphs import DecodeGraphs
 from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.messages import Frontend
 from tokenspeed.engine.records import RequestTable
-from tokenspeed.engine.runner import ModelRunner
+from tokenspeed.engine.runner import NOTHING_CAPTURED, ModelRunner
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.warmup import warm_up
 from tokenspeed.layers.cache import total_block_bytes
@@ -80,7 +79,7 @@ def build(
     sampler = Sampler(
         SamplerConfig(state.padding_slot + 1, model_config.vocab_size, device, model_config.eos_token_ids)
     )
-    graphs: DecodeGraphs | None = None
+    captured = NOTHING_CAPTURED
     if on_cpu:
         free_bytes = memory.cpu_free_bytes(hardware.available_ram_bytes, config.memory.share)
         num_blocks = memory.num_kv_blocks(config.memory, config.scheduler, total_block_bytes(layers), free_bytes, None)
@@ -88,10 +87,10 @@ def build(
     else:
         progress("capturing decode steps")
         started = start_gpu(config, model, layers, sampler, state)
-        caches, num_blocks, graphs = started.caches, started.num_blocks, started.graphs
+        caches, num_blocks, captured = started.caches, started.num_blocks, started.captured
     scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks))
     runner = ModelRunner(
-        model, sampler, caches, scheduler.block_tables(), state, config.scheduler.overlap_depth + 2, graphs
+        model, sampler, caches, scheduler.block_tables(), state, config.scheduler.overlap_depth + 2, captured
     )
     executor = _executor(runner, config)
     requests = RequestTable()

@@ -20,14 +20,20 @@ from tokenspeed.config.sampling import MAX_LOGPROBS, SamplingParams
 from tokenspeed.engine import memory, synthetic
 from tokenspeed.engine.device_state import DeviceState
 from tokenspeed.engine.errors import OutOfMemory
-from tokenspeed.engine.graphs import CudaRecorder, DecodeGraphs
+from tokenspeed.engine.graphs import CudaSteps, DecodeGraphs
 from tokenspeed.engine.kv_pool import KVCaches, ReservedPool
+from tokenspeed.engine.pieces import CudaPieces, PrefillPieces, sizes_up_to
+from tokenspeed.engine.recorder import CudaRecorder
+from tokenspeed.engine.runner import Captured
+from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.layers.cache import LayerCache, total_block_bytes
 from tokenspeed.models.model import Model
 from tokenspeed.sampling import Sampler
 
 logger = logging.getLogger("tokenspeed.engine")
 
+_PROBE_TOKENS = 2048
+_FEWEST_TOKENS = 16
 _FRAGMENTATION = 8
 """One part in so many of a step's activations is kept free for the gaps that an allocator leaves."""
 
@@ -38,7 +44,7 @@ class GpuStart:
 
     caches: KVCaches
     num_blocks: int
-    graphs: DecodeGraphs | None
+    captured: Captured
 
 
 def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: Sampler, state: DeviceState) -> GpuStart:
@@ -51,15 +57,14 @@ def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: S
     if config.memory.num_tokens is not None or config.memory.num_bytes is not None:
         most = free // block_bytes + memory.PADDING_BLOCKS
     pool = ReservedPool(layers, max(most, 2), device)
-    caches = pool.grow(1)
+    pool.grow(1)
+    caches = pool.addresses()
     with _out_of_memory_names("--chunked-prefill-size"):
         activations = _worst_step_bytes(model, sampler, state, caches, limits)
         _compile_eager_steps(model, state, caches, limits)
     before_graphs = _used_bytes(device)
-    graphs = None
     with _out_of_memory_names("--max-num-seqs or --max-cudagraph-capture-size"):
-        if config.graphs.sizes:
-            graphs = _capture(config, model, sampler, state, caches)
+        captured = _capture(config, model, sampler, state, caches)
     after_graphs = _used_bytes(device)
     parts = memory.GpuParts(total, after_graphs, activations + activations // _FRAGMENTATION)
     logger.info(
@@ -75,16 +80,56 @@ def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: S
     except (RuntimeError, ValueError) as error:
         flag = memory.sizing_flag(config.memory)
         raise OutOfMemory(f"{flag}: {num_blocks} KV blocks do not fit in the GPU's memory ({error})") from None
-    return GpuStart(caches, num_blocks, graphs)
+    return GpuStart(caches, num_blocks, captured)
 
 
-def _capture(config: Config, model: Model, sampler: Sampler, state: DeviceState, caches: KVCaches) -> DecodeGraphs:
+def _capture(config: Config, model: Model, sampler: Sampler, state: DeviceState, caches: KVCaches) -> Captured:
+    """Pieces first: they are the largest, and what comes later finds its memory in theirs."""
     started_s = time.monotonic()
-    num_buffers = config.scheduler.overlap_depth + 2
-    graphs = DecodeGraphs(config.graphs.sizes, config.graphs.padded, state, num_buffers)
-    graphs.capture(model, sampler, caches, CudaRecorder(state.device))
-    logger.info("captured decode steps of %d sizes in %.1f s", len(config.graphs.sizes), time.monotonic() - started_s)
-    return graphs
+    recorder = CudaRecorder(state.device)
+    decode, prefill = None, None
+    # A class attribute counts for the page that has it, not for pages made from that one.
+    if vars(type(model)).get("cuts_at_attention", False):
+        sizes = _prefill_sizes(config, model, state, caches)
+        if sizes:
+            prefill = PrefillPieces(sizes, state.device)
+            prefill.capture(model, synthetic.batch_of(state, caches, 0, [1]), caches, CudaPieces(recorder))
+            logger.info("captured the layers of up to %d tokens in %.1f s", sizes[-1], time.monotonic() - started_s)
+    started_s = time.monotonic()
+    if config.graphs.sizes:
+        num_buffers = config.scheduler.overlap_depth + 2
+        decode = DecodeGraphs(config.graphs.sizes, config.graphs.padded, state, num_buffers)
+        decode.capture(model, sampler, caches, CudaSteps(recorder))
+        seconds = time.monotonic() - started_s
+        logger.info("captured decode steps of %d sizes in %.1f s", len(config.graphs.sizes), seconds)
+    return Captured(decode, prefill)
+
+
+def _prefill_sizes(config: Config, model: Model, state: DeviceState, caches: KVCaches) -> tuple[int, ...]:
+    """Numbers of tokens to capture layers for: as far as the host is slower than the device, unless flags say more."""
+    graphs, limits = config.graphs, config.scheduler
+    if graphs.prefill_sizes:
+        return graphs.prefill_sizes
+    largest = graphs.most_prefill_tokens
+    if largest is None:
+        probe = min(_PROBE_TOKENS, limits.max_batched_tokens, limits.max_model_len)
+        launch_s, _ = _eager_times(model, synthetic.batch_of(state, caches, 0, [min(16, probe)]))
+        _, run_s = _eager_times(model, synthetic.batch_of(state, caches, 0, [probe]))
+        largest = int(probe * launch_s / run_s) // 128 * 128
+        logger.info("eager layers: %.1f ms to launch, %.1f ms for %d tokens", 1e3 * launch_s, 1e3 * run_s, probe)
+    return sizes_up_to(min(largest, limits.max_batched_tokens)) if largest >= _FEWEST_TOKENS else ()
+
+
+@torch.inference_mode()
+def _eager_times(model: Model, batch: ForwardBatch) -> tuple[float, float]:
+    """Seconds until the host has launched the layers, and until the device has run them."""
+    model.hidden(batch)
+    torch.cuda.synchronize()
+    started_s = time.perf_counter()
+    model.hidden(batch)
+    launched_s = time.perf_counter()
+    torch.cuda.synchronize()
+    return launched_s - started_s, time.perf_counter() - started_s
 
 
 class _out_of_memory_names:

@@ -11,7 +11,7 @@ Captured at start, largest first, so that all share one pool of memory. Used by 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from tokenspeed.engine.device_state import DeviceState, last_writes
 from tokenspeed.engine.inputs import PlanView
+from tokenspeed.engine.recorder import CudaRecorder, alias
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed_kernel import api
 
@@ -44,8 +45,8 @@ class DecodeOutput:
 Play = Callable[[], DecodeOutput]
 
 
-class Recorder(Protocol):
-    """How a step is captured: `CudaRecorder` on a GPU; on a CPU the step is simply run again."""
+class StepRecorder(Protocol):
+    """How a step is captured: `CudaSteps` on a GPU; on a CPU the step is simply run again."""
 
     def record(self, step: Play) -> Play: ...
 
@@ -53,7 +54,7 @@ class Recorder(Protocol):
         """Host memory for `size` int32 that an asynchronous copy may read."""
 
 
-class RepeatingRecorder:
+class RepeatingSteps:
     """Plays a step back by running it, over the same buffers that a graph would use."""
 
     def record(self, step: Play) -> Play:
@@ -63,32 +64,25 @@ class RepeatingRecorder:
         return torch.zeros(size, dtype=torch.int32)
 
 
-class CudaRecorder:
-    """CUDA graphs in one memory pool, captured on a stream of their own."""
+class CudaSteps:
+    """A CUDA graph a step."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+    def __init__(self, recorder: CudaRecorder) -> None:
+        self._recorder = recorder
 
     def record(self, step: Play) -> Play:
-        """Runs `step` once first, so that libraries and compilers do what they do only once outside of the graph."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
+        """Runs `step` once first, so that libraries and compilers do outside of the graph what they do only once."""
+        with torch.cuda.stream(self._recorder.stream):
             step()
-            self._stream.synchronize()
-            graph.capture_begin(pool=self._pool)
-            try:
-                output = step()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        # The logits' memory stays with the pool, but smaller graphs may use it too: nobody reads it between two plays.
-        logits = api.view_of_address(
-            output.logits.data_ptr(), tuple(output.logits.shape), output.logits.dtype, self._device, graph
-        )
-        left = DecodeOutput(logits, output.tokens, output.slots, output.positions)
+            self._recorder.stream.synchronize()
+        captures = self._recorder.captures()
+        graph = next(captures)
+        try:
+            output = step()
+        finally:
+            captures.close()
+        # Of the logits' memory, which is large, smaller graphs may make use too: nobody reads it between two plays.
+        left = replace(output, logits=alias(output.logits, graph))
 
         def play() -> DecodeOutput:
             graph.replay()
@@ -131,7 +125,7 @@ class DecodeGraphs:
         model: DecodeModel,
         sampler: DecodeSampler,
         caches: list[tuple[torch.Tensor, ...]],
-        recorder: Recorder,
+        recorder: StepRecorder,
     ) -> None:
         """Record every size and kind, largest first. Leaves the caches' block 0 written."""
         self._host = [recorder.pinned(len(self._record)) for _ in range(self._num_buffers)]

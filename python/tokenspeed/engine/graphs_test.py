@@ -21,9 +21,11 @@ import tokenspeed_cc
 from tokenspeed.config.model import ModelConfig, load_model_config
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.sampling import SamplingParams
+from tokenspeed.engine import synthetic
 from tokenspeed.engine.device_state import DeviceState
-from tokenspeed.engine.graphs import DecodeGraphs, RepeatingRecorder
-from tokenspeed.engine.runner import ModelRunner, NewSlot, StepWork
+from tokenspeed.engine.graphs import DecodeGraphs, RepeatingSteps
+from tokenspeed.engine.pieces import PrefillPieces, RepeatingPieces, sizes_up_to
+from tokenspeed.engine.runner import Captured, ModelRunner, NewSlot, StepWork
 from tokenspeed.models import load_model
 from tokenspeed.models.model import Model
 from tokenspeed.sampling import Sampler, SamplerConfig
@@ -38,8 +40,9 @@ class Stepper:
 
     scheduler: tokenspeed_cc.Scheduler
     runner: ModelRunner
-    graphs: DecodeGraphs | None
+    captured: Captured
     num_played: int = 0
+    num_pieces: int = 0
 
     def run(self, requests: Sequence[tuple[list[int], SamplingParams]]) -> list[list[int]]:
         """The tokens of each request."""
@@ -64,7 +67,10 @@ class Stepper:
                 NewSlot(slot, requests[request][1], np.array(requests[request][0], np.int32), np.zeros(0, np.int32))
                 for slot, request in zip(plan.new_slots.tolist(), plan.new_slot_request_ids.tolist())
             ]
-            self.num_played += self.graphs is not None and self.graphs.fit(plan)
+            decode, prefill = self.captured.decode, self.captured.prefill
+            played = decode is not None and decode.fit(plan)
+            self.num_played += played
+            self.num_pieces += not played and prefill is not None and prefill.fit(int(plan.query_lens.sum()))
             sampled = self.runner.run(StepWork(plan, new, max(logprobs, default=None)))
             column = np.zeros((plan.num_rows, 1), np.int32)
             if sampled.output is not None:
@@ -82,7 +88,9 @@ def loaded(model_folder: str) -> tuple[ModelConfig, Model]:
     return config, load_model(source, config, CPU, torch.float32, "dummy")
 
 
-def stepper(model_folder: str, sizes: tuple[int, ...], padded: bool = True) -> Stepper:
+def stepper(
+    model_folder: str, sizes: tuple[int, ...], padded: bool = True, piece_sizes: tuple[int, ...] = ()
+) -> Stepper:
     """Without sizes, every step is eager."""
     config, model = loaded(model_folder)
     scheduler = tokenspeed_cc.Scheduler(
@@ -101,13 +109,17 @@ def stepper(model_folder: str, sizes: tuple[int, ...], padded: bool = True) -> S
         )
     )
     tables = scheduler.block_tables()
-    state = DeviceState(tables.shape[0], tables.shape[1], BLOCK, CPU, mirrored=bool(sizes))
+    state = DeviceState(tables.shape[0], tables.shape[1], BLOCK, CPU, mirrored=bool(sizes or piece_sizes))
     sampler = Sampler(SamplerConfig(state.padding_slot + 1, config.vocab_size, CPU, (2,)))
     caches = [tuple(tensor.allocate(BLOCKS, CPU) for tensor in layer) for layer in model.kv_cache(BLOCK)]
     graphs = DecodeGraphs(sizes, padded, state, 2) if sizes else None
     if graphs is not None:
-        graphs.capture(model, sampler, caches, RepeatingRecorder())
-    return Stepper(scheduler, ModelRunner(model, sampler, caches, tables, state, 2, graphs), graphs)
+        graphs.capture(model, sampler, caches, RepeatingSteps())
+    pieces = PrefillPieces(piece_sizes, CPU) if piece_sizes else None
+    if pieces is not None:
+        pieces.capture(model, synthetic.batch_of(state, caches, 0, [1]), caches, RepeatingPieces())
+    captured = Captured(graphs, pieces)
+    return Stepper(scheduler, ModelRunner(model, sampler, caches, tables, state, 2, captured), captured)
 
 
 def requests(count: int, kind: str) -> list[tuple[list[int], SamplingParams]]:
@@ -135,6 +147,24 @@ def test_a_captured_step_gives_the_tokens_of_an_eager_one(tiny_model: str, count
     played = stepper(tiny_model, (1, 2, 4, MAX_SEQS))
     assert played.run(requests(count, kind)) == expected
     assert played.num_played > 0
+
+
+@pytest.mark.parametrize("count", [1, 4, MAX_SEQS])
+def test_layers_captured_in_pieces_give_the_tokens_of_eager_ones(tiny_model: str, count: int) -> None:
+    expected = stepper(tiny_model, ()).run(requests(count, "mixed"))
+    pieces = stepper(tiny_model, (), piece_sizes=(1, 5, 32))
+    assert pieces.run(requests(count, "mixed")) == expected
+    both = stepper(tiny_model, (2, MAX_SEQS), piece_sizes=(16,))
+    assert both.run(requests(count, "mixed")) == expected
+    assert pieces.num_pieces > both.num_pieces > 0 and both.num_played > 0
+
+
+def test_sizes_of_pieces_waste_at_most_an_eighth_beyond_the_first_few() -> None:
+    for largest in (16, 17, 100, 2048, 2304, 8192):
+        sizes = sizes_up_to(largest)
+        assert sizes[-1] == largest and list(sizes) == sorted(set(sizes))
+        assert all(above - below <= max(64, below / 8) for below, above in zip(sizes, sizes[1:]))
+    assert len(sizes_up_to(2304)) < 32
 
 
 def test_more_rows_than_the_largest_size_run_eagerly(tiny_model: str) -> None:

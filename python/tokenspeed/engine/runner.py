@@ -21,15 +21,20 @@ from tokenspeed.engine.device_state import DeviceState, last_writes
 from tokenspeed.engine.graphs import DecodeGraphs
 from tokenspeed.engine.inputs import PlanView, StepArrays
 from tokenspeed.engine.kv_pool import KVCaches
+from tokenspeed.engine.pieces import PrefillPieces
 from tokenspeed.engine.transfer import PinnedTransfer, Transfer, share_memory
 from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.models.model import Hidden
 from tokenspeed_kernel import api
 
 
 class Model(Protocol):
     """What the runner asks of a model; `models.load_model` gives one."""
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+    def hidden(self, batch: ForwardBatch) -> Hidden:
+        """What the layers make of every token."""
+
+    def logits(self, hidden: Hidden, batch: ForwardBatch) -> torch.Tensor:
         """Logits float32 [S, vocabulary] of the batch's sample_indices."""
 
 
@@ -93,9 +98,20 @@ class Sampled:
     output: SampleOutput | None
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """decode: whole steps that only decode. prefill: the layers of others. None: every such step runs eagerly."""
+
+    decode: DecodeGraphs | None
+    prefill: PrefillPieces | None
+
+
+NOTHING_CAPTURED = Captured(None, None)
+
+
 class ModelRunner:
     """block_tables: the scheduler's live int32 view [num_slots, max_blocks]. num_buffers: steps that may be unsettled
-    at once, plus one. graphs: captured decode steps over the same state, None to run every step eagerly."""
+    at once, plus one. captured: what was captured over the same state, to run steps with."""
 
     def __init__(
         self,
@@ -105,7 +121,7 @@ class ModelRunner:
         block_tables: NDArray[np.int32],
         state: DeviceState,
         num_buffers: int,
-        graphs: DecodeGraphs | None = None,
+        captured: Captured = NOTHING_CAPTURED,
     ) -> None:
         self._model = model
         self._sampler = sampler
@@ -114,7 +130,7 @@ class ModelRunner:
         self._block_tables = block_tables
         self._block_size = state.block_size
         self._state = state
-        self._graphs = graphs
+        self._captured = captured
         on_cpu = state.device.type == "cpu"
         self._transfer: Transfer = share_memory if on_cpu else PinnedTransfer(state.device, num_buffers)
 
@@ -123,13 +139,17 @@ class ModelRunner:
         """Launch one step: copies, forward, sampling. On a GPU it returns before any of it has happened."""
         for new in work.new_slots:
             self._sampler.set_slot(new.slot, new.params, new.prompt_ids, new.output_ids)
-        if self._graphs is not None and self._graphs.fit(work.plan):
-            return self._play(self._graphs, work)
+        graphs = self._captured.decode
+        if graphs is not None and graphs.fit(work.plan):
+            return self._play(graphs, work)
         arrays = inputs.build(work.plan, self._block_tables, self._block_size)
         batch, sample_slots, sample_positions = self._batch(work.plan, arrays)
-        logits = self._model.forward(batch)
+        pieces = self._captured.prefill
+        layers = self._model.hidden if pieces is None or not pieces.fit(len(batch.token_ids)) else pieces.play
+        hidden = layers(batch)
         if not len(arrays.sample_rows):
             return Sampled(len(arrays.slots), arrays.sample_rows, None)
+        logits = self._model.logits(hidden, batch)
         output = self._sampler.sample(logits, sample_slots, sample_positions, work.num_logprobs, arrays.sample_slots)
         api.keep_tokens(output.tokens, sample_slots, self._state.last_tokens)
         return Sampled(len(arrays.slots), arrays.sample_rows, output)

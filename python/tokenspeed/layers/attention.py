@@ -52,5 +52,6 @@ class PagedAttention:
         k_cache, v_cache = batch.kv_caches[self._layer]
         slots = Slots(k_cache, v_cache, batch.slot_mapping)
         q = api.norm_rope_store(Heads(q, k, v), self._norms, batch.positions, self._cos_sin, slots)
-        out = api.attention(q, k_cache, v_cache, batch.attention, self._scale, self._window)
+        scale, window = self._scale, self._window
+        out = batch.attend(q, lambda q, rows: api.attention(q, k_cache, v_cache, rows, scale, window))
         return out.view(-1, self._width)

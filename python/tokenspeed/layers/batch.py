@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from tokenspeed_kernel.api import AttentionMetadata
 
-__all__ = ["AttentionMetadata", "ForwardBatch"]
+__all__ = ["Attend", "AttentionMetadata", "ForwardBatch"]
+
+Attend = Callable[[torch.Tensor, AttentionMetadata], torch.Tensor]
+"""Attention of queries [T, Hq, D] over rows that the metadata describes: a contiguous [T, Hq, D]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +33,8 @@ class ForwardBatch:
     sample_indices: torch.Tensor
     attention: AttentionMetadata
     kv_caches: list[tuple[torch.Tensor, ...]]
+
+    def attend(self, q: torch.Tensor, call: Attend) -> torch.Tensor:
+        """`call` on this step's rows. The one place of a layer whose work depends on more than the number of tokens;
+        whoever captures layers cuts here."""
+        return call(q, self.attention)

@@ -22,7 +22,7 @@ from tokenspeed.layers import (
     gated_mlp,
     rope_tables,
 )
-from tokenspeed.models.model import Model
+from tokenspeed.models.model import Hidden, Model
 from tokenspeed.parallel import Chain, connect
 from tokenspeed.weights import Weights
 
@@ -82,6 +82,7 @@ class LlamaForCausalLM(Model):
     """Its layers are `layer_class`; another architecture of the same outline brings its own."""
 
     layer_class: type[LlamaLayer] = LlamaLayer
+    cuts_at_attention = True
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -101,12 +102,17 @@ class LlamaForCausalLM(Model):
         """The first layer's input [T, hidden_size]."""
         return self.embedding(token_ids)
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+    def hidden(self, batch: ForwardBatch) -> Hidden:
         x = self.embed(batch.token_ids)
         residual = torch.zeros_like(x)
         for layer in self.layers:
             x, residual = layer(x, residual, batch)
-        # Only the sampled tokens go on: the vocabulary is the widest product of all.
-        x, residual = x[batch.sample_indices], residual[batch.sample_indices]
+        return x, residual
+
+    def logits(self, hidden: Hidden, batch: ForwardBatch) -> torch.Tensor:
+        x, residual = hidden
+        if batch.sample_indices.shape[0] < x.shape[0]:
+            # Only the sampled tokens go on: the vocabulary is the widest product of all.
+            x, residual = x[batch.sample_indices], residual[batch.sample_indices]
         x, _ = self.norm.add(x, residual)
         return self.head(x, batch)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 
@@ -11,6 +12,9 @@ from tokenspeed.config.model import ModelConfig
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.layers.cache import LayerCache, paired_cache
 from tokenspeed.weights import Weights
+
+Hidden = tuple[torch.Tensor, ...]
+"""Tensors with a row a token."""
 
 
 class Model(ABC):
@@ -25,9 +29,21 @@ class Model(ABC):
         self.dtype = weights.dtype
         self.num_kv_heads = config.num_kv_heads // weights.group.size
 
-    @abstractmethod
+    cuts_at_attention: ClassVar[bool] = False
+    """Said by a page for itself, not for pages made from it: all that depends on more than the number of tokens goes
+    through `ForwardBatch.attend`, so that what lies between may be captured."""
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits float32 [S, vocab_size] of the batch's sampled tokens; writes every token's KV to the caches."""
+        return self.logits(self.hidden(batch), batch)
+
+    @abstractmethod
+    def hidden(self, batch: ForwardBatch) -> Hidden:
+        """What the last layer leaves of every token; writes every token's KV to the caches."""
+
+    @abstractmethod
+    def logits(self, hidden: Hidden, batch: ForwardBatch) -> torch.Tensor:
+        """From what `hidden` gave to the logits of the batch's sampled tokens."""
 
     def kv_cache(self, block_size: int) -> list[LayerCache]:
         """What each layer of this rank keeps of a block of `block_size` tokens; by default keys and values."""
