@@ -8,6 +8,7 @@ is checked on a GPU (tools/gpu_run.sh).
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,7 @@ def test_sizes_of_pieces_waste_at_most_an_eighth_beyond_the_first_few() -> None:
     for largest in (16, 17, 100, 2048, 2304, 8192):
         sizes = sizes_up_to(largest)
         assert sizes[-1] == largest and list(sizes) == sorted(set(sizes))
-        assert all(above - below <= max(64, below / 8) for below, above in zip(sizes, sizes[1:]))
+        assert all(above - below <= max(64, below / 8) for below, above in itertools.pairwise(sizes))
     assert len(sizes_up_to(2304)) < 32
 
 
