@@ -107,8 +107,8 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "int",
         None,
         _DEVICE,
-        "Steps that prefill run their layers from CUDA graphs up to so many tokens; 0: never. When not given, as far as "
-        "the host is measured to be slower than the GPU.",
+        "Steps that prefill run their layers from CUDA graphs up to so many tokens; 0: never. When not given, as far "
+        "as the host is measured to be slower than the GPU.",
     ),
     _flag(
         "--prefill-graph-capture-token-sizes",

@@ -212,7 +212,7 @@ def test_a_dying_loop_tells_the_waiting_caller_and_every_later_one(start_engine:
     def broken(_batch: Any) -> Any:
         raise FloatingPointError("a kernel fell over")
 
-    engine._core.executor._runner._model.forward = broken  # type: ignore[attr-defined]
+    engine._core.executor._runner._model.hidden = broken  # type: ignore[attr-defined]
     with pytest.raises(EngineDeadError, match="a kernel fell over"):
         engine.generate([[5]], GREEDY)
     with pytest.raises(EngineDeadError):
