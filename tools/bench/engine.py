@@ -14,6 +14,7 @@ prompt tokens per second. "agents": sessions that take turns in lockstep, each t
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -131,6 +132,8 @@ def run_engine(name: str, plan: Mapping[str, Any], wanted: set[str], device: str
         finally:
             results[f"{plan['shape']}_after"] = adapter.counters()
             adapter.close()
+            del adapter
+            gc.collect()
     for work in works:
         if work["kind"] == "start":
             results[work["key"]] = start(name, plan, device)

@@ -32,7 +32,8 @@ class Adapter(Protocol):
     def counters(self) -> dict[str, float]:
         """What the engine counted about itself since it was ready."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Gives the device back, as far as the engine does."""
 
 
 def vocab_size(shape: Path) -> int:
@@ -60,6 +61,7 @@ class TokenSpeed:
 
     def close(self) -> None:
         self.engine.shutdown()
+        del self.engine
 
 
 class Vllm:

@@ -142,7 +142,7 @@ def merge_kernel(
     tl.store(out + head * HEAD_DIM + dim, merged.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row"])
 def prefill_kernel(
     q, k_cache, v_cache, block_tables, query_start, kv_lens, out, scale,
     stride_qt, stride_qh, stride_table, num_heads, num_kv_heads, first_row,

@@ -52,11 +52,9 @@ def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: S
     device, limits = state.device, config.scheduler
     free, total = torch.cuda.mem_get_info(device)
     weights, block_bytes = total - free, total_block_bytes(layers)
-    # Neither more than there is, nor more than anybody could use.
-    most = min(free // block_bytes, memory.most_blocks(limits)) + memory.PADDING_BLOCKS
-    if config.memory.num_tokens is not None or config.memory.num_bytes is not None:
-        most = free // block_bytes + memory.PADDING_BLOCKS
-    pool = ReservedPool(layers, max(most, 2), device)
+    # Addresses cost nothing: reserve for more than could ever be mapped.
+    most = total // block_bytes + memory.PADDING_BLOCKS
+    pool = ReservedPool(layers, most, device)
     pool.grow(1)
     caches = pool.addresses()
     with _out_of_memory_names("--chunked-prefill-size"):

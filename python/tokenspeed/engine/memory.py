@@ -39,11 +39,6 @@ def sizing_flag(config: MemoryConfig) -> str:
     return "--gpu-memory-utilization" if config.num_bytes is None else "--kv-cache-gib"
 
 
-def most_blocks(limits: SchedulerLimits) -> int:
-    """More than every running request at its longest, several times over for the prefix cache, is only waste."""
-    return 4 * limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
-
-
 def num_kv_blocks(
     config: MemoryConfig, limits: SchedulerLimits, block_bytes: int, free_bytes: int, parts: GpuParts | None
 ) -> int:
@@ -60,7 +55,9 @@ def num_kv_blocks(
     elif config.num_bytes is not None:
         wanted = config.num_bytes // block_bytes
     else:
-        wanted = min(free_bytes // block_bytes, most_blocks(limits))
+        # More than every running request at its longest, several times over for the prefix cache, is only waste.
+        most = 4 * limits.max_num_seqs * -(-limits.max_model_len // config.block_size)
+        wanted = min(free_bytes // block_bytes, most)
     if wanted < 1:
         why = f": {parts}" if parts else ""
         raise OutOfMemory(
