@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// The order in which idle leaves of the prefix index are evicted: least recent use first, lower
-// block number on a tie. An indexed binary heap over flat arrays: O(log n) to add, remove or pop,
-// no allocation after construction. Used by `PrefixIndex` only.
+// The order in which idle leaves are evicted: least recent use first, lower number on a tie.
+// `Key` is a strong id. An indexed binary heap over flat arrays: O(log n) to add, remove or pop,
+// no allocation after construction. Used by `PrefixIndex`, `SideCache` and `HostTier`.
 
 #pragma once
 
@@ -14,6 +14,7 @@
 
 namespace tokenspeed {
 
+template <class Key>
 class EvictOrder {
  public:
   explicit EvictOrder(int32_t num_blocks) : position_(static_cast<size_t>(num_blocks), -1) {
@@ -22,15 +23,15 @@ class EvictOrder {
 
   bool empty() const { return heap_.empty(); }
   int32_t size() const { return static_cast<int32_t>(heap_.size()); }
-  bool Contains(BlockId block) const { return position_[block.index()] >= 0; }
-  BlockId Oldest() const { return heap_.front().block; }
+  bool Contains(Key block) const { return position_[block.index()] >= 0; }
+  Key Oldest() const { return heap_.front().block; }
 
-  void Add(BlockId block, uint64_t last_use) {
+  void Add(Key block, uint64_t last_use) {
     heap_.push_back({last_use, block});
     SiftUp(heap_.size() - 1);
   }
 
-  void Remove(BlockId block) {
+  void Remove(Key block) {
     const auto hole = static_cast<size_t>(position_[block.index()]);
     position_[block.index()] = -1;
     const Entry last = heap_.back();
@@ -44,7 +45,7 @@ class EvictOrder {
  private:
   struct Entry {
     uint64_t last_use;
-    BlockId block;
+    Key block;
     auto operator<=>(const Entry&) const = default;
   };
 

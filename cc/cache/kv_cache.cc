@@ -26,7 +26,8 @@ KvCache::KvCache(const KvCacheConfig& config)
   for (const CacheGroup& group : config.groups) {
     if (!whole_parents)
       split_.push_back(std::make_unique<GroupPool>(parents_, group.blocks_per_parent));
-    const int32_t columns = group.kind == GroupKind::kState ? 1 : config.max_blocks_per_seq;
+    const int32_t columns =
+        group.kind == GroupKind::kState ? config.num_state_columns : config.max_blocks_per_seq;
     tables_.emplace_back(config.num_slots, columns);
   }
   for (size_t g = 1; g < config.groups.size(); ++g) {
@@ -55,14 +56,32 @@ PrefixCursor KvCache::Extend(PrefixCursor from, const Identity& identity, const 
 
 TailHit KvCache::FindTail(const PrefixCursor& path, const Identity& identity,
                           const Content& content, int32_t num_tokens_limit) const {
-  // A partial block is continued by copying it; with other groups they would all have to have it.
-  if (!config_.enable_prefix_caching || num_groups() > 1) return {};
+  if (!config_.enable_prefix_caching) return {};
   const int32_t start = path.num_blocks * config_.block_size;
   const int32_t length = std::min(num_tokens_limit - start, config_.block_size);
   if (length <= 0) return {};
+  const std::vector<BlockId> nodes = num_groups() > 1 ? PathOf(path) : std::vector<BlockId>();
   return index_.FindTail(
       path.node, identity,
-      content.tokens.subspan(static_cast<size_t>(start), static_cast<size_t>(length)));
+      content.tokens.subspan(static_cast<size_t>(start), static_cast<size_t>(length)),
+      [&](BlockId node, int32_t common) { return TailSuits(node, common, start + common, nodes); });
+}
+
+bool KvCache::TailSuits(BlockId node, int32_t num_tokens, int32_t start,
+                        const std::vector<BlockId>& path) const {
+  for (int32_t g = 1; g < num_groups(); ++g) {
+    if (!side(g).Has(node)) return false;
+    const bool suits = group(g).kind == GroupKind::kState ? index_.num_tokens(node) == num_tokens
+                                                          : WindowReaches(g, start, path);
+    if (!suits) return false;
+  }
+  return true;
+}
+
+bool KvCache::WindowReaches(int32_t g, int32_t num_tokens, const std::vector<BlockId>& path) const {
+  const int32_t first = group(g).FirstLiveBlock(num_tokens, config_.block_size);
+  const auto live = std::span(path).subspan(std::min(static_cast<size_t>(first), path.size()));
+  return std::ranges::all_of(live, [&](BlockId node) { return side(g).Has(node); });
 }
 
 std::vector<BlockId> KvCache::PathOf(const PrefixCursor& path) const {
@@ -72,32 +91,38 @@ std::vector<BlockId> KvCache::PathOf(const PrefixCursor& path) const {
   return nodes;
 }
 
-PrefixCursor KvCache::Joint(const PrefixCursor& path) const {
-  if (num_groups() == 1) return path;
+PrefixCursor KvCache::Prefix(const PrefixCursor& path, int32_t num_blocks) const {
+  if (num_blocks >= path.num_blocks) return path;
+  if (num_blocks == 0) return {};
+  return index_.CursorAt(PathOf(path)[static_cast<size_t>(num_blocks) - 1], num_blocks);
+}
+
+int32_t KvCache::Joint(const PrefixCursor& path, int32_t limit, const Elsewhere& elsewhere) const {
+  if (num_groups() == 1) return limit;
   const std::vector<BlockId> nodes = PathOf(path);
-  // For each group and depth, the first column of the unbroken run of blocks that ends there.
-  std::vector<std::vector<int32_t>> run_start(sides_.size());
-  for (size_t side = 0; side < sides_.size(); ++side) {
-    int32_t start = 0;
-    run_start[side].push_back(0);
-    for (int32_t i = 0; i < path.num_blocks; ++i) {
-      if (!sides_[side]->Has(nodes[static_cast<size_t>(i)])) start = i + 1;
-      run_start[side].push_back(start);
-    }
-  }
-  const auto continues_at = [&](int32_t depth, size_t side) {
-    const CacheGroup& group = config_.groups[side + 1];
-    const auto at = static_cast<size_t>(depth);
-    if (group.kind == GroupKind::kState) return sides_[side]->Has(nodes[at - 1]);
-    const int32_t needed = group.FirstLiveBlock(depth * config_.block_size, config_.block_size);
-    return run_start[side][at] <= needed;
+  const auto has = [&](int32_t g, int32_t column) {
+    const auto i = static_cast<size_t>(column);
+    return (i < nodes.size() && side(g).Has(nodes[i])) || elsewhere(g, column);
   };
-  for (int32_t depth = path.num_blocks; depth > 0; --depth) {
-    bool all = true;
-    for (size_t side = 0; side < sides_.size() && all; ++side) all = continues_at(depth, side);
-    if (all) return index_.CursorAt(nodes[static_cast<size_t>(depth) - 1], depth);
+  // By group, whether each column is there; for a window, the first column of the unbroken run of
+  // blocks that ends before each depth.
+  std::vector<std::vector<int32_t>> run_start(sides_.size());
+  for (int32_t g = 1; g < num_groups(); ++g) {
+    auto& starts = run_start[static_cast<size_t>(g) - 1];
+    starts.push_back(0);
+    for (int32_t i = 0; i < limit; ++i) starts.push_back(has(g, i) ? starts.back() : i + 1);
   }
-  return {};
+  const auto continues_at = [&](int32_t depth, int32_t g) {
+    const int32_t start = run_start[static_cast<size_t>(g) - 1][static_cast<size_t>(depth)];
+    if (group(g).kind == GroupKind::kState) return start < depth;
+    return start <= group(g).FirstLiveBlock(depth * config_.block_size, config_.block_size);
+  };
+  for (int32_t depth = limit; depth > 0; --depth) {
+    bool all = true;
+    for (int32_t g = 1; g < num_groups() && all; ++g) all = continues_at(depth, g);
+    if (all) return depth;
+  }
+  return 0;
 }
 
 bool KvCache::EvictOne() {
@@ -151,53 +176,87 @@ void KvCache::AdoptPath(Residence& residence, const std::vector<BlockId>& path) 
   }
 }
 
-void KvCache::AdoptSide(MovedIn& moved_in, int32_t g, const std::vector<BlockId>& path) {
-  Residence& residence = moved_in.residence;
-  SideColumns& side = residence.sides_.emplace_back();
+void KvCache::AdoptWindow(Residence& residence, int32_t g, const Start& start,
+                          const std::vector<BlockId>& path) {
+  SideColumns& side = residence.sides_[static_cast<size_t>(g) - 1];
   SideCache& cache = *sides_[static_cast<size_t>(g) - 1];
-  if (group(g).kind == GroupKind::kState) {
-    if (!path.empty()) moved_in.side_sources.push_back(cache.Pin(path.back()));
-    return;
-  }
-  const auto depth = static_cast<int32_t>(path.size());
-  side.num_released = group(g).FirstLiveBlock(depth * config_.block_size, config_.block_size);
-  side.own.resize(path.size());
-  side.shared.resize(path.size());
-  for (int32_t column = side.num_released; column < depth; ++column) {
+  side.num_released = group(g).FirstLiveBlock(start.num_tokens, config_.block_size);
+  side.own.resize(static_cast<size_t>(side.num_released));
+  side.shared.resize(static_cast<size_t>(side.num_released));
+  const int32_t end = CeilDiv(start.num_tokens, config_.block_size);
+  for (int32_t column = side.num_released; column < end; ++column) {
     const auto i = static_cast<size_t>(column);
-    side.shared[i] = cache.Pin(path[i]);
+    side.own.emplace_back();
+    side.shared.emplace_back();
+    if (i >= path.size() || !cache.Has(path[i])) continue;
+    side.shared.back() = cache.Pin(path[i]);
     tables(g).Set(residence.slot(), column, cache.BlockOf(path[i]));
   }
 }
 
-bool KvCache::TakeWorkingStates(MovedIn& moved_in, const std::vector<BlockId>& path) {
-  for (int32_t g = 1; g < num_groups(); ++g) {
-    if (group(g).kind != GroupKind::kState) continue;
-    BlockRef working = TakeOrEvict(g);
-    if (!working) return false;
-    if (!path.empty()) {
-      moved_in.copies.push_back({g, side(g).BlockOf(path.back()), working.id()});
-    }
-    AppendSide(moved_in.residence, g, std::move(working));
+bool KvCache::FillWindow(Residence& residence, int32_t g, const Start& start) {
+  SideColumns& side = residence.sides_[static_cast<size_t>(g) - 1];
+  const TailHit& tail = start.hit.tail;
+  for (size_t i = static_cast<size_t>(side.num_released); i < side.own.size(); ++i) {
+    if (side.shared[i]) continue;
+    side.own[i] = TakeOrEvict(g);
+    if (!side.own[i]) return false;
+    tables(g).Set(residence.slot(), static_cast<int32_t>(i), side.own[i].id());
+    if (static_cast<int32_t>(i) != start.hit.path.num_blocks || !tail.node.valid()) continue;
+    residence.start_copies_.copies.push_back({g, BlockOf(tail.node, g), side.own[i].id()});
   }
   return true;
 }
 
-std::optional<MovedIn> KvCache::MoveIn(const PrefixHit& hit, const Identity& identity,
-                                       int32_t num_tokens, int32_t num_spare_blocks) {
+BlockId KvCache::StateSource(int32_t g, const Start& start) const {
+  const PrefixHit& hit = start.hit;
+  if (hit.tail.node.valid()) return hit.tail.node;
+  const bool at_end = hit.path.num_blocks * config_.block_size == start.num_tokens;
+  return at_end && hit.path.node.valid() && side(g).Has(hit.path.node) ? hit.path.node : BlockId();
+}
+
+bool KvCache::FillStates(Residence& residence, int32_t g, const Start& start) {
+  for (int32_t column = 0; column < config_.num_state_columns; ++column) {
+    BlockRef working = TakeOrEvict(g);
+    if (!working) return false;
+    const BlockId from = column == 0 ? StateSource(g, start) : BlockId();
+    if (from.valid()) residence.start_copies_.copies.push_back({g, BlockOf(from, g), working.id()});
+    AppendSide(residence, g, std::move(working));
+  }
+  return true;
+}
+
+void KvCache::AdoptSides(Residence& residence, const Start& start,
+                         const std::vector<BlockId>& path) {
+  residence.sides_.resize(sides_.size());
+  for (int32_t g = 1; g < num_groups(); ++g) {
+    const bool is_window = group(g).kind == GroupKind::kWindow;
+    const BlockId source = is_window ? start.hit.tail.node : StateSource(g, start);
+    if (source.valid()) {
+      residence.start_copies_.sides.push_back(sides_[static_cast<size_t>(g) - 1]->Pin(source));
+    }
+    if (is_window) AdoptWindow(residence, g, start, path);
+  }
+}
+
+std::optional<Residence> KvCache::MoveIn(const Start& start, const Identity& identity,
+                                         int32_t num_tokens, int32_t num_spare_blocks) {
+  const PrefixHit& hit = start.hit;
   SlotRef slot = slots_.Take();
   if (!slot) return std::nullopt;
   // Pinned before blocks are reserved, so that the reservation cannot evict what it is meant to
   // extend.
   PathPin pin = index_.Pin(hit.path.node);
-  PathPin copy_source = index_.Pin(hit.tail.node);
+  PathPin tail = index_.Pin(hit.tail.node);
   const std::vector<BlockId> path = PathOf(hit.path);
-  const int32_t cached = hit.path.num_blocks * config_.block_size + hit.tail.num_tokens;
-  MovedIn moved_in{Residence(std::move(slot), std::move(pin), identity), cached, {}, {}, {}};
-  Residence& residence = moved_in.residence;
+  Residence residence(std::move(slot), std::move(pin), identity);
+  AdoptSides(residence, start, path);
+  for (int32_t g = 1; g < num_groups(); ++g) {
+    const bool filled = group(g).kind == GroupKind::kWindow ? FillWindow(residence, g, start)
+                                                            : FillStates(residence, g, start);
+    if (!filled) return std::nullopt;
+  }
   const int32_t num_new = CeilDiv(num_tokens, config_.block_size) - hit.path.num_blocks;
-  for (int32_t g = 1; g < num_groups(); ++g) AdoptSide(moved_in, g, path);
-  if (!TakeWorkingStates(moved_in, path)) return std::nullopt;
   if (split_.empty() && num_new + num_spare_blocks > num_available()) return std::nullopt;
   auto blocks = Reserve(0, split_.empty() ? num_new : num_new + num_spare_blocks);
   if (!blocks) return std::nullopt;
@@ -206,11 +265,44 @@ std::optional<MovedIn> KvCache::MoveIn(const PrefixHit& hit, const Identity& ide
   AdoptPath(residence, path);
   for (BlockRef& block : *blocks) Append(residence, std::move(block));
   if (hit.tail.node.valid()) {
-    const auto first = static_cast<size_t>(hit.path.num_blocks);
-    moved_in.copies.push_back({0, hit.tail.node, residence.columns_[first].id()});
-    moved_in.copy_source = std::move(copy_source);
+    const BlockId to = residence.columns_[static_cast<size_t>(hit.path.num_blocks)].id();
+    residence.start_copies_.copies.push_back({0, hit.tail.node, to});
+    residence.start_copies_.tail = std::move(tail);
   }
-  return moved_in;
+  return residence;
+}
+
+std::vector<BlockPlace> KvCache::Incoming(const Residence& residence, const Start& start) const {
+  std::vector<BlockPlace> places;
+  const int32_t num_here = start.hit.path.num_blocks * config_.block_size;
+  if (start.num_tokens == 0 || start.hit.tail.node.valid()) return places;
+  for (int32_t c = residence.num_published(); num_here < start.num_tokens; ++c) {
+    if (c >= CeilDiv(start.num_tokens, config_.block_size)) break;
+    places.push_back({0, c, residence.columns_[static_cast<size_t>(c)].id()});
+  }
+  for (int32_t g = 1; g < num_groups(); ++g) {
+    const SideColumns& side = residence.sides_[static_cast<size_t>(g) - 1];
+    const bool is_state = group(g).kind == GroupKind::kState;
+    if (is_state && StateSource(g, start).valid()) continue;
+    const size_t end = is_state ? 1 : side.own.size();
+    for (size_t i = 0; i < end; ++i) {
+      if (side.own[i]) places.push_back({g, static_cast<int32_t>(i), side.own[i].id()});
+    }
+  }
+  return places;
+}
+
+std::vector<BlockPlace> KvCache::Needed(const Residence& residence, int32_t num_tokens) const {
+  std::vector<BlockPlace> places;
+  for (int32_t g = 0; g < num_groups(); ++g) {
+    const bool is_state = group(g).kind == GroupKind::kState;
+    const int32_t end = is_state ? 1 : CeilDiv(num_tokens, config_.block_size);
+    int32_t column = is_state ? 0 : group(g).FirstLiveBlock(num_tokens, config_.block_size);
+    for (; column < end; ++column) {
+      places.push_back({g, column, BlockId(tables(g).At(residence.slot(), column))});
+    }
+  }
+  return places;
 }
 
 bool KvCache::Grow(Residence& residence, int32_t num_tokens) {
@@ -239,72 +331,6 @@ bool KvCache::Grow(Residence& residence, int32_t num_tokens) {
       AppendSide(residence, g, std::move(block));
   }
   return true;
-}
-
-std::optional<GroupCopy> KvCache::SaveState(Residence& residence, int32_t g, int32_t num_tokens) {
-  if (!config_.enable_prefix_caching || !residence.publishes_) return std::nullopt;
-  BlockRef block = TakeOrEvict(g);
-  if (!block) return std::nullopt;
-  SideColumns& side = residence.sides_[static_cast<size_t>(g) - 1];
-  const GroupCopy copy{g, side.own[0].id(), block.id()};
-  side.saved.push_back({num_tokens / config_.block_size, std::move(block)});
-  return copy;
-}
-
-void KvCache::ReleaseBehindWindow(Residence& residence, int32_t num_settled) {
-  for (int32_t g = 1; g < num_groups(); ++g) {
-    SideColumns& side = residence.sides_[static_cast<size_t>(g) - 1];
-    const int32_t live = group(g).FirstLiveBlock(num_settled, config_.block_size);
-    for (; side.num_released < live; ++side.num_released) {
-      const auto i = static_cast<size_t>(side.num_released);
-      side.own[i] = BlockRef();
-      side.shared[i] = SidePin();
-    }
-  }
-}
-
-void KvCache::Publish(Residence& residence, const Content& content, int32_t num_settled) {
-  if (!config_.enable_prefix_caching || !residence.publishes_) return;
-  const auto block_size = static_cast<size_t>(config_.block_size);
-  const int32_t num_full = num_settled / config_.block_size;
-  for (; residence.num_published_ < num_full; ++residence.num_published_) {
-    const auto i = static_cast<size_t>(residence.num_published_);
-    index_.Publish(residence.pin_, residence.identity_, residence.columns_[i], content.hashes[i],
-                   content.tokens.subspan(i * block_size, block_size));
-    if (num_groups() > 1) PublishSides(residence, residence.num_published_);
-  }
-}
-
-void KvCache::PublishSides(Residence& residence, int32_t column) {
-  const BlockId node = residence.tip();
-  for (int32_t g = 1; g < num_groups(); ++g) {
-    SideCache& cache = *sides_[static_cast<size_t>(g) - 1];
-    SideColumns& side = residence.sides_[static_cast<size_t>(g) - 1];
-    if (group(g).kind == GroupKind::kState) {
-      for (SavedState& state : side.saved) {
-        if (state.num_blocks == column + 1 && !cache.Has(node))
-          cache.Attach(node, std::move(state.block));
-      }
-      std::erase_if(side.saved, [&](const SavedState& s) { return s.num_blocks <= column + 1; });
-      continue;
-    }
-    BlockRef& own = side.own[static_cast<size_t>(column)];
-    if (!own || cache.Has(node)) continue;  // let go already, or an equal one is there
-    cache.Attach(node, std::move(own));
-    side.shared[static_cast<size_t>(column)] = cache.Pin(node);
-  }
-}
-
-void KvCache::MoveOut(Residence residence, const Content& content, int32_t num_settled) {
-  if (!config_.enable_prefix_caching || !residence.publishes_) return;
-  Publish(residence, content, num_settled);
-  const int32_t start = residence.num_published_ * config_.block_size;
-  if (num_settled <= start || num_groups() > 1) return;
-  const auto tail =
-      content.tokens.subspan(static_cast<size_t>(start), static_cast<size_t>(num_settled - start));
-  index_.PublishTail(residence.tip(), residence.identity_,
-                     std::move(residence.columns_[static_cast<size_t>(residence.num_published_)]),
-                     tail);
 }
 
 int32_t KvCache::num_active() const {

@@ -33,29 +33,34 @@ class KvCacheTest : public ::testing::Test {
                  .num_slots = 2,
                  .max_blocks_per_seq = 5,
                  .enable_prefix_caching = true,
-                 .groups = {{GroupKind::kFull, 1, 0, 0}}}};
+                 .groups = {{GroupKind::kFull, 1, 0, 0}},
+                 .num_state_columns = 1}};
 
   PrefixHit Match(const Sequence& sequence, int32_t limit) {
     const PrefixCursor path = cache.Extend({}, kMe, sequence.content(), limit);
     return {path, cache.FindTail(path, kMe, sequence.content(), limit)};
   }
-  std::optional<MovedIn> MoveIn(const Sequence& sequence, int32_t num_spare) {
+  int32_t Cached(const Sequence& sequence) {
+    const PrefixHit hit = Match(sequence, static_cast<int32_t>(sequence.tokens.size()) - 1);
+    return hit.path.num_blocks * 2 + hit.tail.num_tokens;
+  }
+  std::optional<Residence> MoveIn(const Sequence& sequence, int32_t num_spare) {
     const auto size = static_cast<int32_t>(sequence.tokens.size());
-    return cache.MoveIn(Match(sequence, size - 1), kMe, size, num_spare);
+    const Start start{Match(sequence, size - 1), Cached(sequence)};
+    return cache.MoveIn(start, kMe, size, num_spare);
   }
   void RunThrough(const Sequence& sequence) {
     auto moved_in = MoveIn(sequence, 0);
-    cache.MoveOut(std::move(moved_in->residence), sequence.content(),
-                  static_cast<int32_t>(sequence.tokens.size()));
+    cache.MoveOut(std::move(*moved_in), sequence.content(),
+                  static_cast<int32_t>(sequence.tokens.size()), {-1, 0});
   }
 };
 
 TEST_F(KvCacheTest, MovesInWithBlocksForEveryToken) {
   auto in = MoveIn(Sequence({1, 2, 3}), 0);
   ASSERT_TRUE(in);
-  EXPECT_EQ(in->residence.num_blocks(), 2);
-  EXPECT_EQ(in->num_cached_tokens, 0);
-  EXPECT_EQ(cache.tables().At(in->residence.slot(), 0), in->residence.columns()[0].id().value());
+  EXPECT_EQ(in->num_blocks(), 2);
+  EXPECT_EQ(cache.tables().At(in->slot(), 0), in->columns()[0].id().value());
 }
 
 TEST_F(KvCacheTest, AShortageChangesNothing) {
@@ -66,44 +71,45 @@ TEST_F(KvCacheTest, AShortageChangesNothing) {
 
 TEST_F(KvCacheTest, ASecondTurnFindsTheFullBlocksAndCopiesTheTail) {
   RunThrough(Sequence({1, 2, 3}));
+  EXPECT_EQ(Cached(Sequence({1, 2, 3, 4, 5})), 3);
   auto in = MoveIn(Sequence({1, 2, 3, 4, 5}), 0);
   ASSERT_TRUE(in);
-  EXPECT_EQ(in->num_cached_tokens, 3);
-  EXPECT_EQ(in->residence.num_published(), 1);
-  ASSERT_EQ(in->copies.size(), 1u);
-  EXPECT_NE(in->copies[0].from, in->copies[0].to);
-  EXPECT_EQ(cache.tables().At(in->residence.slot(), 1), in->copies[0].to.value());
+  EXPECT_EQ(in->num_published(), 1);
+  const StartCopies start = cache.TakeStartCopies(*in);
+  ASSERT_EQ(start.copies.size(), 1u);
+  EXPECT_NE(start.copies[0].from, start.copies[0].to);
+  EXPECT_EQ(cache.tables().At(in->slot(), 1), start.copies[0].to.value());
 }
 
 TEST_F(KvCacheTest, TheSourceOfACopyCannotBeEvictedBeforeItsPinIsDropped) {
   RunThrough(Sequence({1}));
   auto in = MoveIn(Sequence({1, 5}), 0);
-  ASSERT_EQ(in->copies.size(), 1u);
+  StartCopies start = cache.TakeStartCopies(*in);
+  ASSERT_EQ(start.copies.size(), 1u);
   EXPECT_EQ(cache.num_available(), 3);
-  in->copy_source = PathPin();
+  start.tail = PathPin();
   EXPECT_EQ(cache.num_available(), 4);
 }
 
 TEST_F(KvCacheTest, TheLastTokenIsNeverTakenFromTheCache) {
   RunThrough(Sequence({1, 2}));
-  auto in = MoveIn(Sequence({1, 2}), 0);
-  EXPECT_EQ(in->num_cached_tokens, 1);  // by copy from the full block, which alone holds both
+  EXPECT_EQ(Cached(Sequence({1, 2})), 1);  // by copy from the full block, which alone holds both
 }
 
 TEST_F(KvCacheTest, GrowEvictsIdleBlocksAndFailsWhenNoneIsLeft) {
   RunThrough(Sequence({1, 2, 3, 4}));
   auto in = MoveIn(Sequence({7, 8}), 0);
-  EXPECT_TRUE(cache.Grow(in->residence, 10));
+  EXPECT_TRUE(cache.Grow(*in, 10));
   EXPECT_EQ(cache.index().num_cached(), 0);
-  EXPECT_FALSE(cache.Grow(in->residence, 11));
-  EXPECT_EQ(in->residence.num_blocks(), 5);
+  EXPECT_FALSE(cache.Grow(*in, 11));
+  EXPECT_EQ(in->num_blocks(), 5);
 }
 
 TEST_F(KvCacheTest, OnlySettledBlocksArePublished) {
   const Sequence sequence({1, 2, 3, 4});
   auto in = MoveIn(sequence, 0);
-  cache.Publish(in->residence, sequence.content(), 3);
-  EXPECT_EQ(in->residence.num_published(), 1);
+  cache.Publish(*in, sequence.content(), 3);
+  EXPECT_EQ(in->num_published(), 1);
   EXPECT_EQ(cache.index().num_cached(), 1);
   EXPECT_EQ(cache.index().num_idle(), 0);
 }
@@ -111,8 +117,8 @@ TEST_F(KvCacheTest, OnlySettledBlocksArePublished) {
 TEST_F(KvCacheTest, WhoStoppedPublishingReturnsItsBlocksUnshared) {
   const Sequence sequence({1, 2, 3, 4});
   auto in = MoveIn(sequence, 0);
-  cache.StopPublishing(in->residence);
-  cache.MoveOut(std::move(in->residence), sequence.content(), 4);
+  cache.StopPublishing(*in);
+  cache.MoveOut(std::move(*in), sequence.content(), 4, {-1, 0});
   EXPECT_EQ(cache.index().num_cached(), 0);
   EXPECT_EQ(cache.pool().num_free(), 5);
 }

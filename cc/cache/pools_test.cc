@@ -88,7 +88,7 @@ TEST(BlockTables, RecordsEveryWriteOnceInOrder) {
 }
 
 TEST(EvictOrder, YieldsLeastRecentUseFirstAndLowerNumberOnATie) {
-  EvictOrder order(8);
+  EvictOrder<BlockId> order(8);
   order.Add(BlockId(5), 10);
   order.Add(BlockId(3), 10);
   order.Add(BlockId(7), 4);
@@ -101,7 +101,7 @@ TEST(EvictOrder, YieldsLeastRecentUseFirstAndLowerNumberOnATie) {
 }
 
 TEST(EvictOrder, RemovesFromTheMiddle) {
-  EvictOrder order(64);
+  EvictOrder<BlockId> order(64);
   for (int32_t i = 0; i < 64; ++i) order.Add(BlockId(i), static_cast<uint64_t>((i * 37) % 64));
   for (int32_t i = 0; i < 64; i += 2) order.Remove(BlockId(i));
   uint64_t last = 0;

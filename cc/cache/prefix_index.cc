@@ -9,19 +9,6 @@
 #include "cc/base/status.h"
 
 namespace tokenspeed {
-namespace {
-
-// How many of a node's newest children are compared for a partial hit: enough for the branches of a
-// few sessions, and a bound where thousands of prompts share one system prompt.
-constexpr int kMaxTailCandidates = 8;
-
-int32_t CommonPrefix(std::span<const int32_t> a, std::span<const int32_t> b) {
-  const size_t limit = std::min(a.size(), b.size());
-  const auto end = a.begin() + static_cast<std::ptrdiff_t>(limit);
-  return static_cast<int32_t>(std::mismatch(a.begin(), end, b.begin()).first - a.begin());
-}
-
-}  // namespace
 
 PathPin::~PathPin() {
   if (index_ != nullptr) index_->DropRef(node_);
@@ -57,15 +44,12 @@ BlockId PrefixIndex::FindChild(BlockId parent, const Identity& identity, uint64_
   return {};
 }
 
-TailHit PrefixIndex::FindTail(BlockId parent, const Identity& identity,
-                              std::span<const int32_t> tokens) const {
-  TailHit best;
-  BlockId id = FirstChild(parent, identity);
-  for (int seen = 0; id.valid() && seen < kMaxTailCandidates; ++seen, id = at(id).next_sibling) {
-    const int32_t common = CommonPrefix(TokensOf(id), tokens);
-    if (common > best.num_tokens) best = {id, common};
-  }
-  return best;
+int32_t PrefixIndex::CommonPrefix(BlockId id, std::span<const int32_t> tokens) const {
+  const std::span<const int32_t> mine = TokensOf(id);
+  const size_t limit = std::min(mine.size(), tokens.size());
+  const auto end = mine.begin() + static_cast<std::ptrdiff_t>(limit);
+  return static_cast<int32_t>(std::mismatch(mine.begin(), end, tokens.begin()).first -
+                              mine.begin());
 }
 
 PrefixCursor PrefixIndex::CursorAt(BlockId node, int32_t num_blocks) const {
@@ -97,13 +81,19 @@ bool PrefixIndex::Publish(PathPin& tip, const Identity& identity, BlockRef& bloc
   return stored;
 }
 
-void PrefixIndex::PublishTail(BlockId parent, const Identity& identity, BlockRef block,
-                              std::span<const int32_t> tokens) {
-  if (FindTail(parent, identity, tokens).num_tokens == static_cast<int32_t>(tokens.size())) return;
+BlockId PrefixIndex::PublishTail(BlockId parent, const Identity& identity, BlockRef block,
+                                 std::span<const int32_t> tokens, bool may_be_covered) {
+  const auto length = static_cast<int32_t>(tokens.size());
+  const auto equals = [&](BlockId id, int32_t) { return at(id).num_tokens == length; };
+  const TailHit equal = FindTail(parent, identity, tokens, equals);
+  if (equal.num_tokens == length) return equal.node;
+  const auto any = [](BlockId, int32_t) { return true; };
+  if (may_be_covered && FindTail(parent, identity, tokens, any).num_tokens == length) return {};
   const BlockId id = block.id();
   Insert(parent, identity, std::move(block), 0, tokens);
   at(id).last_use = ++clock_;
   OfferToEvict(id);
+  return id;
 }
 
 void PrefixIndex::Insert(BlockId parent, const Identity& identity, BlockRef block, uint64_t hash,

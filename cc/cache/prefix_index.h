@@ -73,9 +73,11 @@ class PrefixIndex {
   // The full child of `parent` that holds exactly `tokens`; invalid when there is none.
   BlockId FindChild(BlockId parent, const Identity& identity, uint64_t hash,
                     std::span<const int32_t> tokens) const;
-  // The child of `parent` that shares the longest run of leading tokens. Looks at the newest few
-  // children.
-  TailHit FindTail(BlockId parent, const Identity& identity, std::span<const int32_t> tokens) const;
+  // The child of `parent` that shares the longest run of leading tokens, among those of which
+  // usable(child, run) is true. Looks at the newest few children.
+  template <class Usable>
+  TailHit FindTail(BlockId parent, const Identity& identity, std::span<const int32_t> tokens,
+                   Usable usable) const;
 
   BlockId ParentOf(BlockId node) const { return nodes_[node.index()].parent; }
   PrefixCursor CursorAt(BlockId node, int32_t num_blocks) const;
@@ -91,10 +93,11 @@ class PrefixIndex {
   // false.
   bool Publish(PathPin& tip, const Identity& identity, BlockRef& block, uint64_t hash,
                std::span<const int32_t> tokens);
-  // Keeps a partly filled block as a leaf under `parent`; drops it when another child already
-  // covers it.
-  void PublishTail(BlockId parent, const Identity& identity, BlockRef block,
-                   std::span<const int32_t> tokens);
+  // Keeps a partly filled block as a leaf under `parent` and returns its node. An equal one that is
+  // there already is returned instead; with `may_be_covered`, nothing is kept or returned when some
+  // child starts with these tokens.
+  BlockId PublishTail(BlockId parent, const Identity& identity, BlockRef block,
+                      std::span<const int32_t> tokens, bool may_be_covered);
 
   // What a full block stands for, for a copy of it elsewhere.
   struct Description {
@@ -107,6 +110,8 @@ class PrefixIndex {
   // From now on remembers every full block that is published, for TakeStored().
   void RecordStored() { records_stored_ = true; }
   std::vector<PrefixCursor> TakeStored() { return std::exchange(stored_, {}); }
+  int32_t num_tokens(BlockId node) const { return at(node).num_tokens; }
+  bool IsFull(BlockId node) const { return at(node).num_tokens == block_size_; }
 
   // Takes the least recently used idle leaf out. Empty when every block is in use.
   BlockRef EvictOldest();
@@ -141,7 +146,13 @@ class PrefixIndex {
 
   Node& at(BlockId id) { return nodes_[id.index()]; }
   const Node& at(BlockId id) const { return nodes_[id.index()]; }
+  // How many of a node's newest children are compared for a partial hit: enough for the branches of
+  // a few sessions, and a bound where thousands of prompts share one system prompt.
+  static constexpr int kMaxTailCandidates = 8;
+
   std::span<const int32_t> TokensOf(BlockId id) const;
+  // Leading tokens of node `id` that `tokens` starts with.
+  int32_t CommonPrefix(BlockId id, std::span<const int32_t> tokens) const;
   BlockId FirstChild(BlockId parent, const Identity& identity) const;
   BlockId& Bucket(uint64_t hash) { return buckets_[hash & (buckets_.size() - 1)]; }
   void Insert(BlockId parent, const Identity& identity, BlockRef block, uint64_t hash,
@@ -158,7 +169,7 @@ class PrefixIndex {
   std::vector<int32_t> tokens_;  // [num_blocks, block_size]
   std::vector<BlockId> buckets_;
   std::map<Identity, BlockId> first_of_root_;
-  EvictOrder evict_order_;
+  EvictOrder<BlockId> evict_order_;
   KvEventLog events_;
   std::vector<PrefixCursor> stored_;
   bool records_stored_ = false;
@@ -167,5 +178,17 @@ class PrefixIndex {
   int32_t num_cached_ = 0;
   int32_t num_active_ = 0;
 };
+
+template <class Usable>
+TailHit PrefixIndex::FindTail(BlockId parent, const Identity& identity,
+                              std::span<const int32_t> tokens, Usable usable) const {
+  TailHit best;
+  BlockId id = FirstChild(parent, identity);
+  for (int seen = 0; id.valid() && seen < kMaxTailCandidates; ++seen, id = at(id).next_sibling) {
+    const int32_t common = CommonPrefix(id, tokens);
+    if (common > best.num_tokens && usable(id, common)) best = {id, common};
+  }
+  return best;
+}
 
 }  // namespace tokenspeed

@@ -38,6 +38,9 @@ class PrefixIndexTest : public ::testing::Test {
 
   BlockPool pool{9};
   PrefixIndex index{9, 2};
+  TailHit FindTail(const Tokens& tokens) {
+    return index.FindTail({}, kMe, tokens, [](BlockId, int32_t) { return true; });
+  }
 };
 
 TEST_F(PrefixIndexTest, FindsAPublishedBlockUnderItsParentOnly) {
@@ -109,24 +112,39 @@ TEST_F(PrefixIndexTest, AUseOfAChildCountsForItsParentAfterTheChildIsGone) {
 }
 
 TEST_F(PrefixIndexTest, APartialTailIsFoundByItsLongestCommonRun) {
-  index.PublishTail({}, kMe, pool.Take(), Tokens{4});
-  const TailHit hit = index.FindTail({}, kMe, Tokens{4, 5});
+  index.PublishTail({}, kMe, pool.Take(), Tokens{4}, true);
+  const TailHit hit = FindTail(Tokens{4, 5});
   EXPECT_EQ(hit.num_tokens, 1);
-  EXPECT_EQ(index.FindTail({}, kMe, Tokens{5, 4}).num_tokens, 0);
+  EXPECT_EQ(FindTail(Tokens{5, 4}).num_tokens, 0);
 }
 
 TEST_F(PrefixIndexTest, AFullBlockServesAPartialHitToo) {
   const auto path = Store({{1, 2}}, kMe);
-  const TailHit hit = index.FindTail({}, kMe, Tokens{1, 9});
+  const TailHit hit = FindTail(Tokens{1, 9});
   EXPECT_EQ(hit.node, path[0]);
   EXPECT_EQ(hit.num_tokens, 1);
 }
 
 TEST_F(PrefixIndexTest, ATailThatIsCoveredAlreadyIsNotKept) {
   Store({{1, 2}}, kMe);
-  index.PublishTail({}, kMe, pool.Take(), Tokens{1});
+  EXPECT_FALSE(index.PublishTail({}, kMe, pool.Take(), Tokens{1}, true).valid());
   EXPECT_EQ(index.num_cached(), 1);
   EXPECT_EQ(pool.num_free(), 7);
+}
+
+TEST_F(PrefixIndexTest, ATailThatMustStandForItselfIsKeptOnce) {
+  Store({{1, 2}}, kMe);
+  const BlockId tail = index.PublishTail({}, kMe, pool.Take(), Tokens{1}, false);
+  EXPECT_TRUE(tail.valid());
+  EXPECT_EQ(index.PublishTail({}, kMe, pool.Take(), Tokens{1}, false), tail);
+  EXPECT_EQ(index.num_cached(), 2);
+  EXPECT_EQ(pool.num_free(), 6);
+}
+
+TEST_F(PrefixIndexTest, ATailThatDoesNotSuitIsPassedOver) {
+  index.PublishTail({}, kMe, pool.Take(), Tokens{4}, true);
+  const auto never = [](BlockId, int32_t) { return false; };
+  EXPECT_FALSE(index.FindTail({}, kMe, Tokens{4, 5}, never).node.valid());
 }
 
 TEST_F(PrefixIndexTest, ACursorIsStaleOnceItsBlockLeft) {

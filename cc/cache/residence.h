@@ -20,6 +20,20 @@
 
 namespace tokenspeed {
 
+// A block of `group` whose content is to be copied into another one.
+struct GroupCopy {
+  int32_t group;
+  BlockId from;
+  BlockId to;
+};
+
+// Copies to run before the first row of a request, and what keeps their sources until they ran.
+struct StartCopies {
+  std::vector<GroupCopy> copies;
+  PathPin tail;
+  std::vector<SidePin> sides;
+};
+
 class Residence {
  public:
   Residence(Residence&&) = default;
@@ -45,6 +59,7 @@ class Residence {
   PathPin pin_;
   std::vector<BlockRef> columns_;
   std::vector<SideColumns> sides_;
+  StartCopies start_copies_;
   Identity identity_;
   int32_t num_published_ = 0;
   bool publishes_ = true;

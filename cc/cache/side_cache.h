@@ -36,6 +36,8 @@ class SidePin {
   SidePin& operator=(const SidePin&) = delete;
   inline ~SidePin();
 
+  explicit operator bool() const { return cache_ != nullptr; }
+
  private:
   friend class SideCache;
   SidePin(SideCache* cache, BlockId node) : cache_(cache), node_(node) {}
@@ -87,7 +89,7 @@ class SideCache {
   }
 
   std::vector<Entry> entries_;  // by node
-  EvictOrder evict_order_;
+  EvictOrder<BlockId> evict_order_;
   uint64_t clock_ = 0;
   int32_t num_attached_ = 0;
 };

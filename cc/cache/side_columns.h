@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // What a request owns in one cache group beyond the first. Window: one block a column, private or
-// shared, those behind the window let go. State: the working state in column 0, and saved states
-// that wait until the index has the node they belong to. Part of a `Residence`; built and changed
+// shared, those behind the window let go. State: working states, one for each token that a row may
+// keep, and saved states that wait until the index has the node they belong to. Part of a `Residence`; built and changed
 // by `KvCache` only.
 
 #pragma once
@@ -14,6 +14,12 @@
 #include "cc/cache/side_cache.h"
 
 namespace tokenspeed {
+
+// A recurrent state: behind how many tokens it is, and in which of the request's state blocks.
+struct StateMark {
+  int32_t num_tokens;
+  int32_t column;
+};
 
 struct SavedState {
   int32_t num_blocks;  // the depth in the prefix that it belongs to

@@ -34,9 +34,13 @@ struct Transfer {
   TransferKind kind;
   int64_t request_id;   // -1 for a store
   int32_t slot;         // -1 for a store
-  int32_t first_token;  // send, receive: tokens [first_token, num_tokens) of the sequence
+  int32_t first_token;  // tokens [first_token, num_tokens) of the sequence in group 0
   int32_t num_tokens;
-  std::vector<int32_t> device_blocks;  // store, load: pairwise with host_blocks
+  // The blocks, pairwise: of which cache group, at which column of the sequence (0 for a state),
+  // and where. A send or receive has no host_blocks, a store no columns.
+  std::vector<int32_t> groups;
+  std::vector<int32_t> columns;
+  std::vector<int32_t> device_blocks;
   std::vector<int32_t> host_blocks;
 };
 
@@ -45,6 +49,7 @@ struct TransferTicket {
   Request* request = nullptr;
   std::optional<Residence> estate = {};  // of a request that left while the copy ran
   std::vector<PathPin> device_sources = {};
+  std::vector<SidePin> side_sources = {};
   std::vector<BlockRef> host_targets = {};
   std::vector<HostKey> keys = {};
   std::vector<HostPin> host_sources = {};

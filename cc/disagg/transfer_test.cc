@@ -16,6 +16,8 @@ Transfer Store() {
           .slot = -1,
           .first_token = 0,
           .num_tokens = 0,
+          .groups = {0},
+          .columns = {},
           .device_blocks = {1},
           .host_blocks = {2}};
 }
@@ -36,10 +38,10 @@ TEST(TransferTable, TellsEachTransferOnceAndHoldsItUntilItIsTaken) {
 }
 
 TEST(TransferTicket, KeepsTheHostBlockItWritesUntilItDies) {
-  HostTier tier(1);
+  HostTier tier(1, {{GroupKind::kFull, 1, 0, 0}});
   {
     TransferTicket ticket{.kind = TransferKind::kStore};
-    ticket.host_targets.push_back(tier.Reserve());
+    ticket.host_targets.push_back(tier.Reserve(0));
     EXPECT_EQ(tier.num_free(), 0);
     EXPECT_EQ(tier.num_reserved(), 1);
   }

@@ -3,7 +3,7 @@
 // One request: what was asked, its tokens, its state, and the numbers that a plan reads. The
 // scheduler owns it from submit until its last row settled; nobody else sees it. Positions count
 // tokens of the sequence: [0, settled) are in the cache for sure, [settled, scheduled) are written
-// by steps in flight.
+// by steps in flight; up to `slack` of these may be drafts that are not kept.
 
 #pragma once
 
@@ -30,6 +30,7 @@ struct RequestCounters {
   int32_t cached_tokens = 0;      // at its first admission
   int32_t completion_tokens = 0;  // emitted so far
   int32_t num_retractions = 0;
+  int64_t num_retracted_steps = 0;  // steps it waited to come back
   int32_t num_delayed = 0;        // times it began to wait: no row in a step that prefilled others
   int32_t num_delayed_steps = 0;  // steps it waited so
   int32_t num_sampling_rows = 0;  // rows that sampled for it, to set beside completion_tokens
@@ -61,10 +62,17 @@ struct Request {
   int32_t settled = 0;
   int32_t rows_in_flight = 0;
   int32_t samples_in_flight = 0;
+  int32_t slack = 0;  // drafts in flight: `scheduled` may turn out to be less by as many
+  // The recurrent state: how many tokens it covers as far as settled (-1: not known), in which of
+  // the request's state blocks, and in which the next row finds it (-1: only the device knows).
+  int32_t state_tokens = -1;
+  int32_t state_column = 0;
+  int32_t next_state_column = 0;
   int64_t transfer = -1;        // the one in flight for it
   StepId last_step;             // newest step with a row of it
   int64_t prompts_seen = 0;     // prompt tokens of all that were planned by its newest decode step
   int64_t passed_by = 0;        // times a later request was admitted before it, by longer prefix
+  int64_t retracted_step = -1;  // the next step to be planned when it was retracted last
   bool is_new_in_slot = false;  // has a slot, and had no row in it yet
   bool is_delayed = false;      // could have decoded in the newest step and had no row
   uint64_t root = 0;            // hash of its identity, when it was last matched

@@ -67,19 +67,12 @@ bool Scheduler::IsBlockedByClaim(Request& request) {
 
 bool Scheduler::Admit(Draft& draft, Request& request) {
   const Identity identity = IdentityOf(request);
-  const Content content = ContentOf(request);
   const int32_t num_tokens = request.log.size();
   const bool receives =
       config_.role == Role::kDecode && std::holds_alternative<Submitted>(request.state);
-  const std::vector<BlockId> host_run =
-      receives ? std::vector<BlockId>() : FindHostRun(request, identity, content);
-  PrefixHit hit{cache_.Joint(request.hit), {}};
-  if (!receives && host_run.empty()) {
-    hit.tail = cache_.FindTail(hit.path, identity, content, num_tokens - 1);
-  }
-  const int32_t num_path = hit.path.num_blocks * config_.block_size;
-  const int32_t num_loaded = static_cast<int32_t>(host_run.size()) * config_.block_size;
-  const int32_t num_cached = num_path + hit.tail.num_tokens + num_loaded;
+  const Start start = receives ? Start{{request.hit, {}}, num_tokens} : FindStart(request, identity);
+  const int32_t num_here = start.hit.path.num_blocks * config_.block_size;
+  const int32_t num_cached = receives ? num_here : start.num_tokens;
 
   const bool whole =
       !config_.chunked_prefill && num_tokens <= config_.max_batched_tokens && !receives;
@@ -89,61 +82,83 @@ bool Scheduler::Admit(Draft& draft, Request& request) {
   }
   // One block for each running request, so that a newcomer does not drive others out at once.
   const auto num_spare = static_cast<int32_t>(decoding_.size());
-  auto moved_in = cache_.MoveIn(hit, identity, num_tokens, num_spare);
-  if (!moved_in) return false;
+  auto home = cache_.MoveIn(start, identity, num_tokens, num_spare);
+  if (!home) return false;
+  const std::vector<BlockPlace> incoming = cache_.Incoming(*home, start);
   request.scheduled = num_cached;
+  request.settled = incoming.empty() ? num_cached : num_here;
   const int32_t chunk = ChunkOf(draft, request);
-  if (cache_.num_groups() > 1 && !cache_.Grow(moved_in->residence, num_cached + chunk))
-    return false;
+  const bool runs_now = incoming.empty();
+  if (runs_now && cache_.num_groups() > 1 && !cache_.Grow(*home, num_cached + chunk)) return false;
 
-  waiting_.Remove(request);
-  request.is_new_in_slot = true;
-  request.settled = num_path;
-  if (request.counters.admitted_step < 0) {
-    request.counters.admitted_step = next_step_;
-    request.counters.cached_tokens = num_cached;
-  }
-  TakeCopies(draft, *moved_in);
+  MoveInto(request, num_cached);
   if (receives) {
-    Advance<Submitted>(request, event::Receive{std::move(moved_in->residence)});
-    StartReceive(request);
-  } else if (!host_run.empty()) {
-    AdvanceAny<Submitted, Retracted>(request, event::Restore{std::move(moved_in->residence)});
-    StartLoad(request, host_run);
+    Advance<Submitted>(request, event::Receive{std::move(*home)});
+    StartReceive(request, incoming);
+  } else if (!incoming.empty()) {
+    AdvanceAny<Submitted, Retracted>(request, event::Restore{std::move(*home)});
+    StartLoad(request, incoming);
   } else {
-    AdvanceAny<Submitted, Retracted>(request, event::Admit{std::move(moved_in->residence)});
+    AdvanceAny<Submitted, Retracted>(request, event::Admit{std::move(*home)});
     prefilling_.push_back(&request);
   }
   ClaimNextBlock(request);
-  if (std::holds_alternative<Prefilling>(request.state)) PlanChunk(draft, request, chunk);
+  if (runs_now) PlanChunk(draft, request, chunk);
   return true;
 }
 
-void Scheduler::TakeCopies(Draft& draft, MovedIn& moved_in) {
-  Plan& plan = *draft.plan;
-  for (const GroupCopy& copy : moved_in.copies) {
-    auto& copies = copy.group == 0 ? plan.block_copies
-                                   : plan.groups[static_cast<size_t>(copy.group) - 1].copies;
-    copies.push_back({copy.from.value(), copy.to.value()});
-    if (copy.group == 0) draft.copy_sources.push_back(std::move(moved_in.copy_source));
+void Scheduler::MoveInto(Request& request, int32_t num_cached) {
+  waiting_.Remove(request);
+  request.is_new_in_slot = true;
+  request.state_tokens = -1;
+  request.next_state_column = 0;
+  RequestCounters& counters = request.counters;
+  if (std::holds_alternative<Retracted>(request.state)) {
+    counters.num_retracted_steps += next_step_ - request.retracted_step;
   }
-  std::ranges::move(moved_in.side_sources, std::back_inserter(draft.side_sources));
+  if (counters.admitted_step >= 0) return;
+  counters.admitted_step = next_step_;
+  counters.cached_tokens = num_cached;
 }
 
-std::vector<BlockId> Scheduler::FindHostRun(const Request& request, const Identity& identity,
-                                            const Content& content) const {
-  std::vector<BlockId> run;
-  if (!host_.enabled()) return run;
-  const auto block_size = static_cast<size_t>(config_.block_size);
-  const auto limit = static_cast<size_t>(request.log.size() - 1) / block_size;
-  for (auto i = static_cast<size_t>(request.hit.num_blocks); i < limit; ++i) {
-    const uint64_t parent = i == 0 ? identity.RootHash() : content.hashes[i - 1];
-    const BlockId block = host_.Find(identity, content.hashes[i], parent,
-                                     content.tokens.subspan(i * block_size, block_size));
-    if (!block.valid()) break;
-    run.push_back(block);
+// The furthest point from which every group can go on: in the middle of a block, by copy; or where
+// blocks end, on the device or with what the host tier adds.
+Start Scheduler::FindStart(Request& request, const Identity& identity) {
+  const Content content = ContentOf(request);
+  const PrefixCursor& path = request.hit;
+  const int32_t limit = request.log.size() - 1;
+  const auto nowhere = [](int32_t, int32_t) { return false; };
+  const int32_t joint = cache_.Joint(path, path.num_blocks, nowhere);
+  Start best{{cache_.Prefix(path, joint), {}}, joint * config_.block_size};
+  for (const int32_t depth : {joint, path.num_blocks}) {
+    const PrefixCursor end = cache_.Prefix(path, depth);
+    const TailHit tail = cache_.FindTail(end, identity, content, limit);
+    const int32_t reach = depth * config_.block_size + tail.num_tokens;
+    if (tail.node.valid() && reach > best.num_tokens) best = {{end, tail}, reach};
   }
-  return run;
+  if (!host_.enabled()) return best;
+  const int32_t depth = HostDepth(request, identity, content);
+  if (depth * config_.block_size <= best.num_tokens) return best;
+  return {{cache_.Prefix(path, depth), {}}, depth * config_.block_size};
+}
+
+int32_t Scheduler::HostDepth(const Request& request, const Identity& identity,
+                             const Content& content) const {
+  const auto on_host = [&](int32_t group, int32_t column) {
+    return host_.Find(AskFor(identity, content, {group, column, {}})).valid();
+  };
+  const int32_t limit = (request.log.size() - 1) / config_.block_size;
+  int32_t reach = request.hit.num_blocks;
+  while (reach < limit && on_host(0, reach)) ++reach;
+  return cache_.Joint(request.hit, reach, on_host);
+}
+
+HostQuery Scheduler::AskFor(const Identity& identity, const Content& content,
+                            const BlockPlace& place) const {
+  const auto i = static_cast<size_t>(place.column);
+  const auto block_size = static_cast<size_t>(config_.block_size);
+  return {identity, content.hashes[i], i == 0 ? identity.RootHash() : content.hashes[i - 1],
+          content.tokens.subspan(i * block_size, block_size), place.group};
 }
 
 void Scheduler::ClaimNextBlock(Request& request) {
@@ -157,11 +172,14 @@ void Scheduler::ClaimNextBlock(Request& request) {
 
 void Scheduler::Retract(Request& request) {
   request.counters.num_retractions += 1;
+  request.retracted_step = next_step_;
   Residence residence =
       LeaveFrom<Prefilling, AwaitingFirstToken, Decoding>(request, event::Retract{});
   Depart(request, std::move(residence));
   request.hit = {};
   waiting_.Add(request);
+  // Room in the host tier first, then the blocks go: what is being copied cannot be evicted.
+  if (host_.enabled()) StartStores();
 }
 
 Request* Scheduler::YoungestResident() const {

@@ -54,7 +54,7 @@ int32_t ParentsAlone(const SchedulerConfig& config, int32_t num_tokens) {
   int32_t parents = 0;
   for (const CacheGroup& group : config.groups) {
     int32_t blocks = columns;
-    if (group.kind == GroupKind::kState) blocks = 1;
+    if (group.kind == GroupKind::kState) blocks = config.verify_width;
     if (group.kind == GroupKind::kWindow) {
       // While a step writes its chunk, the window before the chunk is still read.
       const int64_t steps = config.overlap_depth + 1;
@@ -118,10 +118,6 @@ Status ValidateGroup(const SchedulerConfig& config, size_t g) {
   if (group.checkpoint_tokens < 1 || group.checkpoint_tokens % config.block_size != 0) {
     return Status::Invalid(name + ".checkpoint_tokens must be a positive multiple of block_size");
   }
-  if (config.verify_width > 1) {
-    return Status::Invalid(
-        name + ": a recurrent state cannot take drafted tokens back, so verify_width must be 1");
-  }
   return Status::Ok();
 }
 
@@ -129,10 +125,6 @@ Status ValidateGroups(const SchedulerConfig& config) {
   if (config.groups.empty()) return Status::Invalid("groups is empty: the full history needs one");
   for (size_t g = 0; g < config.groups.size(); ++g) {
     if (Status status = ValidateGroup(config, g); !status.ok()) return status;
-  }
-  if (config.groups.size() > 1 && (config.role != Role::kFused || config.num_host_blocks > 0)) {
-    return Status::Invalid(
-        "groups beyond the first need role fused and num_host_blocks 0: transfers carry group 0");
   }
   return Status::Ok();
 }

@@ -26,6 +26,7 @@ struct SchedulerConfig {
   bool chunked_prefill;           // false: a prompt is one row, whole
   int32_t overlap_depth;          // steps in flight while the next one is planned
   int32_t verify_width;           // tokens a decode row carries; 1 is plain decoding
+  bool verify_overlap;            // rows may follow rows whose drafts are not judged yet
   int32_t max_decode_gap_tokens;  // prefill tokens between two decode steps of a running request
   bool enable_prefix_caching;
   std::vector<int32_t> eos_token_ids;

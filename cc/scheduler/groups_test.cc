@@ -21,12 +21,6 @@ TEST(Groups, AreRefusedByFieldWhereTheyCannotBe) {
   EXPECT_NE(Refusal(config).find("groups[0].blocks_per_parent"), std::string::npos);
   config.groups = {{GroupKind::kFull, 1, 0, 0}, {GroupKind::kState, 1, 0, 6}};
   EXPECT_NE(Refusal(config).find("groups[1].checkpoint_tokens"), std::string::npos);
-  config.groups[1].checkpoint_tokens = 8;
-  config.verify_width = 2;
-  EXPECT_NE(Refusal(config).find("verify_width must be 1"), std::string::npos);
-  config.verify_width = 1;
-  config.num_host_blocks = 4;
-  EXPECT_NE(Refusal(config).find("num_host_blocks 0"), std::string::npos);
 }
 
 TEST(WindowGroup, ALongRequestHoldsOnlyItsWindow) {
@@ -50,17 +44,16 @@ TEST(WindowGroup, APrefixHitsWhereTheWindowBehindTheBoundaryIsThere) {
   EXPECT_EQ(sched.cached(2), 32);
 }
 
-TEST(WindowGroup, APrefixThatLeftTheWindowBehindDoesNotHitInItsMiddle) {
+TEST(WindowGroup, APrefixHitsInsideABlockByACopyInEachGroup) {
   Sched sched;
-  // In chunks, so that blocks behind the window are let go unpublished or die with their request.
   sched.window(4, 1, 1).budget(8).submit(Ask(1).prompt(Tokens(9, 32)).max_new(1)).run();
   std::vector<int32_t> other = Tokens(9, 14);
   other.push_back(77);
-  sched.submit(Ask(2).prompt(other).max_new(1)).run();
-  const int32_t cached = sched.cached(2);
-  EXPECT_EQ(cached % 4, 0);
-  EXPECT_LE(cached, 12);
-  EXPECT_EQ(sched.output(2).size(), 1u);
+  sched.submit(Ask(2).prompt(other).max_new(1));
+  const auto plan = sched.step();
+  EXPECT_EQ(plan->context_lens[0], 14);
+  EXPECT_EQ(plan->block_copies.size(), 1u);
+  EXPECT_EQ(plan->groups[0].copies.size(), 1u);
 }
 
 TEST(StateGroup, APrefixHitsExactlyAtASavedState) {
@@ -89,8 +82,48 @@ TEST(StateGroup, AnAnswerLeavesStatesToo) {
   std::vector<int32_t> turn = Tokens(9, 6);
   for (const int32_t token : sched.output(1)) turn.push_back(token);
   turn.push_back(77);
-  sched.submit(Ask(2).prompt(turn).max_new(1)).run();
-  EXPECT_EQ(sched.cached(2), 16);
+  sched.submit(Ask(2).prompt(turn).max_new(1));
+  const auto plan = sched.step();
+  EXPECT_EQ(sched.cached(2), 17);  // all but the last token, which was never read back
+  EXPECT_EQ(plan->block_copies.size(), 1u);
+  EXPECT_EQ(plan->groups[0].copies.size(), 1u);
+}
+
+TEST(StateGroup, ATailWhoseStateIsElsewhereIsNoHit) {
+  Sched sched;
+  sched.state(8, 1).submit(Ask(1).prompt(Tokens(9, 7)).max_new(1)).run();
+  std::vector<int32_t> other = Tokens(9, 6);
+  other.push_back(77);
+  sched.submit(Ask(2).prompt(other).max_new(1)).run();
+  EXPECT_EQ(sched.cached(2), 0);  // the state is behind 7 tokens, six are shared
+}
+
+TEST(StateGroup, RowsOfDraftsLeaveAStateBehindEachTokenAndTheNextRowSaysWhichItTakes) {
+  Sched sched;
+  sched.state(8, 1).width(4).accept(3).submit(Ask(1).prompt(6).max_new(12));
+  EXPECT_EQ(sched.step()->groups[0].state_columns, std::vector<int32_t>{0});
+  EXPECT_EQ(sched.step()->groups[0].state_columns, std::vector<int32_t>{0});
+  const auto plan = sched.step();
+  EXPECT_EQ(plan->context_lens[0], 9);
+  EXPECT_EQ(plan->groups[0].state_columns, std::vector<int32_t>{2});
+  sched.run();
+}
+
+TEST(StateGroup, AStateSavedBehindADraftThatWasNotKeptIsForgotten) {
+  Sched sched;
+  sched.state(8, 1).width(4).submit(Ask(1).prompt(Tokens(9, 6)).max_new(9));
+  sched.step();
+  const auto plan = sched.plan();  // positions 6..9: the state behind 8 tokens is in column 1
+  ASSERT_EQ(plan->groups[0].saves.size(), 1u);
+  EXPECT_EQ(plan->groups[0].saves[0].from, sched.get().tables(1).At(SlotId(plan->slots[0]), 1));
+  const int32_t wrong = plan->groups[0].saves[0].to;
+  sched.settle();  // only position 6 is kept
+  const auto next = sched.plan();
+  ASSERT_EQ(next->groups[0].saves.size(), 1u);
+  EXPECT_EQ(next->groups[0].saves[0].from, sched.get().tables(1).At(SlotId(plan->slots[0]), 0));
+  EXPECT_EQ(next->groups[0].saves[0].to, wrong);  // it was free again
+  sched.settle();
+  sched.run();
 }
 
 TEST(StateGroup, AFullPoolCostsHitsAndNotTheRequest) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "cc/base/containers.h"
@@ -43,8 +44,7 @@ void Scheduler::PlanDecodes(Draft& draft) {
           std::max(draft.prompts_since_decode, num_prompt_tokens_ - request.prompts_seen);
     }
     if (!IsReadyToDecode(request)) continue;
-    const int32_t left = request.stop.max_new_tokens - request.num_output_ahead();
-    const int32_t query_len = std::min(config_.verify_width, left);
+    const int32_t query_len = DecodeLength(request);
     if (EnsureRoom(request, request.scheduled + query_len)) {
       AddRow(draft, request, {.query_len = query_len, .samples = true, .decodes = true});
     } else if (HomeOf(request.state) != nullptr) {
@@ -59,10 +59,35 @@ bool Scheduler::WillDecode(const Request& request) const {
 
 bool Scheduler::IsReadyToDecode(const Request& request) const {
   if (!WillDecode(request)) return false;
-  // How many of the drafted tokens a row keeps is known only when it settles; the next row starts
-  // there.
-  if (config_.verify_width > 1 && request.rows_in_flight > 0) return false;
-  return request.scheduled + 1 == request.num_tokens_ahead();
+  if (config_.verify_width > 1 && request.rows_in_flight > 0) {
+    // How many drafts a row keeps is known on the device before it is known here. An engine that
+    // takes the position from there can have the next row in flight; where a state has to be saved
+    // the position must be known here.
+    const int32_t query_len = DecodeLength(request);
+    if (!config_.verify_overlap || query_len < 1 || MayCrossCheckpoint(request, query_len))
+      return false;
+  }
+  return request.scheduled - request.slack + 1 == request.num_tokens_ahead();
+}
+
+int32_t Scheduler::DecodeLength(const Request& request) const {
+  const int32_t left = request.stop.max_new_tokens - request.num_output_ahead();
+  // The last token is never read back. With drafts in flight the row may start further on than it
+  // will, so its end is bounded by what the request has room for.
+  const int32_t end = request.log.num_prompt() + request.stop.max_new_tokens - 1;
+  return std::min({config_.verify_width, left, end - request.scheduled});
+}
+
+bool Scheduler::MayCrossCheckpoint(const Request& request, int32_t query_len) const {
+  if (request.slack == 0 || !config_.enable_prefix_caching) return false;
+  const int32_t first = request.scheduled - request.slack;
+  const int32_t last = request.scheduled + query_len;
+  for (int32_t g = 1; g < cache_.num_groups(); ++g) {
+    const CacheGroup& group = cache_.group(g);
+    if (group.kind != GroupKind::kState) continue;
+    if (first / group.checkpoint_tokens != last / group.checkpoint_tokens) return true;
+  }
+  return false;
 }
 
 bool Scheduler::EnsureRoom(Request& request, int32_t num_tokens) {
@@ -136,15 +161,32 @@ void Scheduler::PlanChunk(Draft& draft, Request& request, int32_t chunk) {
   InsertDecoding(request);
 }
 
-void Scheduler::SaveStates(Draft& draft, Request& request) {
+void Scheduler::NoteStates(Draft& draft, Request& request, const RowShape& shape) {
+  for (int32_t g = 1; g < cache_.num_groups(); ++g) {
+    if (cache_.group(g).kind != GroupKind::kState) continue;
+    draft.plan->groups[static_cast<size_t>(g) - 1].state_columns.push_back(
+        request.next_state_column);
+  }
+  SaveStates(draft, request, shape);
+  // A decode row leaves a state behind each of its tokens, a chunk of a prompt only its last one.
+  request.next_state_column = shape.decodes && shape.query_len > 1 ? -1 : 0;
+}
+
+void Scheduler::SaveStates(Draft& draft, Request& request, const RowShape& shape) {
+  const int32_t end = request.scheduled;
+  const int32_t start = shape.decodes ? end - shape.query_len : end - 1;
   for (int32_t g = 1; g < cache_.num_groups(); ++g) {
     const CacheGroup& group = cache_.group(g);
-    if (group.kind != GroupKind::kState || request.scheduled % group.checkpoint_tokens != 0)
-      continue;
-    const auto save = cache_.SaveState(*HomeOf(request.state), g, request.scheduled);
-    if (!save) continue;
-    draft.plan->groups[static_cast<size_t>(g) - 1].saves.push_back(
-        {save->from.value(), save->to.value()});
+    if (group.kind != GroupKind::kState) continue;
+    const int32_t step = group.checkpoint_tokens;
+    for (int32_t at = (start / step + 1) * step; at <= end; at += step) {
+      // Kept if the row keeps the tokens up to there.
+      const StateMark mark{.num_tokens = at, .column = at - start - 1};
+      const auto save = cache_.SaveState(*HomeOf(request.state), g, mark);
+      if (!save) continue;
+      draft.plan->groups[static_cast<size_t>(g) - 1].saves.push_back(
+          {save->from.value(), save->to.value()});
+    }
   }
 }
 
@@ -161,13 +203,14 @@ void Scheduler::AddRow(Draft& draft, Request& request, RowShape shape) {
   plan.slots.push_back(HomeOf(request.state)->slot().value());
   plan.query_lens.push_back(shape.query_len);
   plan.context_lens.push_back(request.scheduled);
+  plan.context_slack.push_back(request.slack);
   plan.samples.push_back(shape.samples ? 1 : 0);
   if (std::exchange(request.is_new_in_slot, false)) {
     plan.new_slots.push_back(plan.slots.back());
     plan.new_slot_request_ids.push_back(request.id.value());
+    TakeCopies(draft, request);
   }
-  draft.rows.push_back(
-      {&request, request.scheduled, shape.query_len, shape.samples, shape.decodes});
+  draft.rows.push_back({&request, shape.query_len, shape.samples, shape.decodes});
   plan.num_decode_rows += shape.decodes ? 1 : 0;
   draft.num_tokens += shape.query_len;
 
@@ -176,8 +219,21 @@ void Scheduler::AddRow(Draft& draft, Request& request, RowShape shape) {
   request.samples_in_flight += shape.samples ? 1 : 0;
   request.counters.num_sampling_rows += shape.samples ? 1 : 0;
   request.last_step = StepId(next_step_);
-  if (cache_.num_groups() > 1) SaveStates(draft, request);
+  if (cache_.num_groups() > 1) NoteStates(draft, request, shape);
+  request.slack += shape.decodes ? shape.query_len - 1 : 0;
   request.is_delayed = false;
+}
+
+void Scheduler::TakeCopies(Draft& draft, Request& request) {
+  Plan& plan = *draft.plan;
+  StartCopies start = cache_.TakeStartCopies(*HomeOf(request.state));
+  for (const GroupCopy& copy : start.copies) {
+    auto& copies = copy.group == 0 ? plan.block_copies
+                                   : plan.groups[static_cast<size_t>(copy.group) - 1].copies;
+    copies.push_back({copy.from.value(), copy.to.value()});
+    if (copy.group == 0) draft.copy_sources.push_back(std::move(start.tail));
+  }
+  std::ranges::move(start.sides, std::back_inserter(draft.side_sources));
 }
 
 std::shared_ptr<const Plan> Scheduler::Launch(Draft draft) {

@@ -26,6 +26,9 @@ struct GroupPlan {
   std::vector<TableUpdate> table_updates;
   std::vector<BlockCopy> copies;  // before the step
   std::vector<BlockCopy> saves;   // behind it: states to keep as they are then
+  // State groups, a row each: the column of its table row with the state before its query; -1: that
+  // of the last token which the row before kept, known on the device.
+  std::vector<int32_t> state_columns;
 };
 
 // One step. Rows are decodes first, then prefill chunks; all row arrays have equal length.
@@ -35,7 +38,8 @@ struct Plan {
   std::vector<int64_t> request_ids;
   std::vector<int32_t> slots;
   std::vector<int32_t> query_lens;
-  std::vector<int32_t> context_lens;  // tokens in the cache before this step's query
+  std::vector<int32_t> context_lens;  // tokens in the cache before this step's query, at most
+  std::vector<int32_t> context_slack;  // drafts in flight: the context may be less by as many
   std::vector<uint8_t> samples;       // whether the row's last position yields tokens
   std::vector<int32_t> prompt_token_ids;
   std::vector<int32_t> new_slots;

@@ -213,5 +213,82 @@ TEST(VerifyWidth, TokensBehindAStopAreNotKept) {
   EXPECT_EQ(sched.output(1), (Ints{10, 11, Sched::kEos}));
 }
 
+TEST(VerifyOverlap, RowsFollowRowsWhoseDraftsAreNotJudgedYet) {
+  Sched sched;
+  sched.width(4).depth(1).verify_overlap().submit(Ask(1).prompt(6).max_new(20));
+  sched.plan();
+  const auto first = sched.plan();
+  EXPECT_EQ(first->context_lens[0], 6);
+  EXPECT_EQ(first->context_slack[0], 0);
+  sched.settle();
+  const auto second = sched.plan();  // behind one to four tokens of the first
+  EXPECT_EQ(second->context_lens[0], 10);
+  EXPECT_EQ(second->context_slack[0], 3);
+  sched.settle();
+  const auto third = sched.plan();  // the first kept one, so the second began at 7
+  EXPECT_EQ(third->context_lens[0], 11);
+  EXPECT_EQ(third->context_slack[0], 3);
+  sched.settle();
+  sched.settle();
+  sched.run();
+  EXPECT_EQ(sched.output(1).size(), 20u);
+}
+
+TEST(VerifyOverlap, TheOutputIsTheSameUnderAnyDepthAndAcceptance) {
+  for (int32_t depth = 0; depth < 4; ++depth) {
+    for (int32_t accepted = 1; accepted <= 4; ++accepted) {
+      Sched sched;
+      sched.width(4).depth(depth).verify_overlap().accept(accepted);
+      sched.state(8, 1).submit(Ask(1).prompt(6).max_new(19)).run();
+      ASSERT_EQ(sched.output(1).size(), 19u);
+      for (int i = 0; i < 19; ++i)
+        EXPECT_EQ(sched.output(1)[static_cast<size_t>(i)], Sched::DefaultToken(1, i));
+    }
+  }
+}
+
+TEST(VerifyOverlap, ARowThatMayHaveToSaveAStateWaitsUntilItsPositionIsKnown) {
+  Sched sched;
+  sched.width(4).depth(2).verify_overlap().state(12, 1).submit(Ask(1).prompt(4).max_new(30));
+  sched.plan();
+  EXPECT_EQ(sched.plan()->query_lens[0], 4);  // from 4 on
+  EXPECT_EQ(sched.plan(), nullptr);           // would start at 5 to 8 and could reach 12
+  sched.settle();
+  EXPECT_EQ(sched.plan(), nullptr);
+  sched.settle();
+  EXPECT_NE(sched.plan(), nullptr);
+  sched.settle();
+  sched.run();
+}
+
+TEST(VerifyOverlap, NoRowWritesBehindTheLastTokenOfItsRequest) {
+  Sched sched;
+  sched.width(4).depth(3).verify_overlap().submit(Ask(1).prompt(6).max_new(7));
+  std::shared_ptr<const Plan> plan;
+  while ((plan = sched.plan()) != nullptr) {
+    EXPECT_LE(plan->context_lens[0] + plan->query_lens[0], 6 + 7 - 1);
+  }
+  while (sched.num_in_flight() > 0) sched.settle();
+  sched.run();
+  EXPECT_EQ(sched.output(1).size(), 7u);
+}
+
+TEST(Publishing, RequestsThatFillABlockTogetherPublishItInTurns) {
+  Sched sched;
+  sched.block_size(16).blocks(400).seqs(64).budget(1024);
+  for (int id = 0; id < 64; ++id) sched.submit(Ask(id).prompt(15).max_new(20));
+  while (sched.get().load().num_waiting > 0) sched.step();
+  int32_t published = 0;
+  sched.get().EnableKvEvents();
+  for (int step = 0; step < 8; ++step) {
+    sched.step();
+    const auto events = static_cast<int32_t>(sched.get().TakeKvEvents().size());
+    EXPECT_LE(events, 2 * 64 / 16 + 16);
+    published += events;
+  }
+  EXPECT_EQ(published, 64);  // and nobody's is forgotten
+  sched.run();
+}
+
 }  // namespace
 }  // namespace tokenspeed::testing

@@ -26,7 +26,8 @@ KvCacheConfig CacheConfig(const SchedulerConfig& config) {
           .num_slots = config.max_num_seqs * sets,
           .max_blocks_per_seq = CeilDiv(config.max_model_len, config.block_size),
           .enable_prefix_caching = config.enable_prefix_caching,
-          .groups = config.groups};
+          .groups = config.groups,
+          .num_state_columns = config.verify_width};
 }
 
 }  // namespace
@@ -45,9 +46,9 @@ Result<std::unique_ptr<Scheduler>> Scheduler::Create(SchedulerConfig config) {
 Scheduler::Scheduler(SchedulerConfig config)
     : config_(std::move(config)),
       cache_(CacheConfig(config_)),
-      host_(config_.num_host_blocks),
+      host_(config_.num_host_blocks, config_.groups),
       recent_(std::max(kMinRecentCounters, 2 * static_cast<size_t>(config_.max_num_seqs))) {
-  if (host_.enabled()) cache_.index().RecordStored();
+  if (host_.enabled()) cache_.RecordStored();
 }
 
 Status Scheduler::Submit(RequestSpec spec) {

@@ -14,6 +14,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -102,12 +103,16 @@ class Scheduler {
   void PlanPrefills(Draft& draft);
   int32_t ChunkOf(const Draft& draft, const Request& request) const;
   void PlanChunk(Draft& draft, Request& request, int32_t chunk);
-  void SaveStates(Draft& draft, Request& request);
+  void SaveStates(Draft& draft, Request& request, const RowShape& shape);
+  void NoteStates(Draft& draft, Request& request, const RowShape& shape);
   bool MakeRoomForPrefill(const Draft& draft, Request& request, int32_t num_tokens);
   void InsertDecoding(Request& request);
   bool WillDecode(const Request& request) const;
   bool IsReadyToDecode(const Request& request) const;
+  int32_t DecodeLength(const Request& request) const;
+  bool MayCrossCheckpoint(const Request& request, int32_t query_len) const;
   void AddRow(Draft& draft, Request& request, RowShape shape);
+  void TakeCopies(Draft& draft, Request& request);
   std::shared_ptr<const Plan> Launch(Draft draft);
   int32_t PrefillBudget(const Draft& draft) const;
   void NoteDelay(Request& request);
@@ -117,20 +122,23 @@ class Scheduler {
   Request* PickCandidate();
   bool IsBlockedByClaim(Request& request);
   bool Admit(Draft& draft, Request& request);
-  void TakeCopies(Draft& draft, MovedIn& moved_in);
+  void MoveInto(Request& request, int32_t num_cached);
+  Start FindStart(Request& request, const Identity& identity);
+  int32_t HostDepth(const Request& request, const Identity& identity, const Content& content) const;
+  HostQuery AskFor(const Identity& identity, const Content& content, const BlockPlace& place) const;
   void ClaimNextBlock(Request& request);
   void Retract(Request& request);
   Request* YoungestResident() const;
   bool BlocksWillReturn() const;
 
   bool HasSeat() const;
-  std::vector<BlockId> FindHostRun(const Request& request, const Identity& identity,
-                                   const Content& content) const;
-  void StartLoad(Request& request, const std::vector<BlockId>& host_run);
-  void StartReceive(Request& request);
 
   // transfers.cc
+  void StartLoad(Request& request, const std::vector<BlockPlace>& incoming);
+  void StartReceive(Request& request, const std::vector<BlockPlace>& incoming);
   void StartStores();
+  void QueueWithAncestors(const StoredBlock& stored, std::vector<StoredBlock>& queue) const;
+  bool AddToStore(const StoredBlock& stored, Transfer& order, TransferTicket& ticket);
   void StartSend(Request& request);
   void SettleStore(TransferTicket ticket, bool ok);
   void SettleLoad(TransferTicket ticket, bool ok);
@@ -144,7 +152,11 @@ class Scheduler {
   void SettleRow(const Row& row, int32_t row_number, const StepResult& result, Outcome& outcome);
   void Complete(Request& request, Finish cause);
   int32_t AcceptTokens(Request& request, std::span<const int32_t> tokens, Finish& finish);
+  void KeepTokens(Request& request, const Row& row, int32_t num_kept);
+  void SettleEnded(Request& request, const Row& row);
   void PublishSettled(Request& request);
+  bool HasUnpublished(const Request& request, const Residence& home) const;
+  void PublishInTurn(Request& request);
   void MoveToLeaving(Request& request);
   void Depart(Request& request, Residence residence);
   void MoveOut(Request& request, Residence residence);
@@ -171,13 +183,15 @@ class Scheduler {
   Claims claims_;
   std::deque<Ticket> tickets_;  // oldest first
   TransferTable transfers_;
-  std::deque<PrefixCursor> to_store_;  // published, and not yet offered to the host tier
+  std::deque<StoredBlock> to_store_;  // entered the cache, and not yet offered to the host tier
+  std::set<std::pair<uint64_t, int32_t>> storing_;  // hash and group of what is being stored
   RecentCounters recent_;
   std::optional<PauseMode> paused_;
   int64_t next_step_ = 0;
   int64_t next_sequence_ = 0;
   int64_t num_prompt_tokens_ = 0;  // planned so far
   int64_t weight_version_ = 0;
+  int32_t publish_turns_ = 0;  // decode rows that may still publish while this step settles
   bool prefill_turn_ = false;  // the next step leaves decodes out for a prompt that must go whole
 };
 

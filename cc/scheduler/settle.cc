@@ -8,6 +8,16 @@
 #include "cc/scheduler/scheduler.h"
 
 namespace tokenspeed {
+namespace {
+
+// How many decode rows may publish a block in one settled step: twice what fills up on average, so
+// that requests which started together do not all publish together, and none waits for long.
+int32_t PublishTurns(const SchedulerConfig& config) {
+  const int32_t kept = config.max_num_seqs * config.verify_width;
+  return 2 * CeilDiv(kept, config.block_size) + 16;
+}
+
+}  // namespace
 
 Status Scheduler::ValidateResult(StepId step, const StepResult& result) const {
   if (tickets_.empty()) return Status::Invalid("no step is in flight");
@@ -47,10 +57,12 @@ Result<std::shared_ptr<const Outcome>> Scheduler::Settle(StepId step, const Step
   Ticket ticket = std::move(tickets_.front());
   tickets_.pop_front();
   auto outcome = std::make_shared<Outcome>();
+  publish_turns_ = PublishTurns(config_);
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
     SettleRow(ticket.rows[i], static_cast<int32_t>(i), result, *outcome);
   }
   for (Estate& estate : ticket.estates) MoveOut(*estate.request, std::move(estate.residence));
+  if (host_.enabled() && !ticket.estates.empty()) StartStores();
   for (const Row& row : ticket.rows) {
     if (std::holds_alternative<Finishing>(row.request->state)) DrainIfDone(*row.request);
   }
@@ -62,30 +74,54 @@ void Scheduler::SettleRow(const Row& row, int32_t row_number, const StepResult& 
   Request& request = *row.request;
   request.rows_in_flight -= 1;
   request.samples_in_flight -= row.samples ? 1 : 0;
-  request.settled = row.context_len + row.query_len;
-  if (std::holds_alternative<Finishing>(request.state))
-    return;  // told already; its tokens go nowhere
-  if (!row.samples) return PublishSettled(request);
+  request.slack -= row.decodes ? row.query_len - 1 : 0;
+  if (std::holds_alternative<Finishing>(request.state)) return SettleEnded(request, row);
+  if (!row.samples) {
+    KeepTokens(request, row, row.query_len);
+    return PublishSettled(request);
+  }
 
   const auto i = static_cast<size_t>(row_number);
   const auto tokens = result.token_ids.subspan(i * static_cast<size_t>(result.width),
                                                static_cast<size_t>(result.num_tokens[i]));
   Finish finish = Finish::kNone;
   const int32_t num_kept = AcceptTokens(request, tokens, finish);
-  if (config_.verify_width > 1 && row.decodes) {
-    // Drafted positions that were not kept are written again by the next row.
-    request.settled = request.scheduled = row.context_len + num_kept;
-  }
+  KeepTokens(request, row, row.decodes ? num_kept : row.query_len);
   if (config_.role == Role::kPrefill)
     finish = Finish::kNone;  // where it ends is the decode engine's to say
   Report(request, row_number, num_kept, finish, outcome);
   if (finish == Finish::kNone) {
-    PublishSettled(request);
+    row.decodes ? PublishInTurn(request) : PublishSettled(request);
     if (config_.role == Role::kPrefill) return StartSend(request);
     AdvanceAny<AwaitingFirstToken, Decoding, Retracted>(request, event::TokenSettled{});
   } else {
     Complete(request, finish);
   }
+}
+
+void Scheduler::KeepTokens(Request& request, const Row& row, int32_t num_kept) {
+  const int32_t num_dropped = row.query_len - num_kept;
+  request.settled += num_kept;
+  // Drafted positions that were not kept are written again by the next row.
+  request.scheduled -= num_dropped;
+  request.state_tokens = request.settled;
+  request.state_column = row.decodes ? num_kept - 1 : 0;
+  if (request.rows_in_flight == 0) request.next_state_column = request.state_column;
+  Residence* home = HomeOf(request.state);
+  if (num_dropped > 0 && home != nullptr) cache_.DropStatesBehind(*home, request.settled);
+}
+
+void Scheduler::SettleEnded(Request& request, const Row& row) {
+  // Its end was told; its tokens go nowhere. What a row wrote up to the last known token is sound:
+  // that token was its first one, or a draft that a row before it kept.
+  request.settled = std::min(request.settled + row.query_len, request.log.size());
+  if (!row.decodes) {
+    request.state_tokens = request.settled;
+  } else if (config_.verify_width > 1 || request.state_tokens < 0 ||
+             ++request.state_tokens > request.log.size()) {
+    request.state_tokens = -1;  // the state went on, over tokens that nobody will know
+  }
+  request.state_column = 0;
 }
 
 void Scheduler::Report(const Request& request, int32_t row, int32_t num_tokens, Finish finish,
@@ -131,16 +167,26 @@ void Scheduler::MoveToLeaving(Request& request) {
   live_.erase(found);
 }
 
+bool Scheduler::HasUnpublished(const Request& request, const Residence& home) const {
+  return config_.enable_prefix_caching && home.publishes() &&
+         request.settled / config_.block_size > home.num_published();
+}
+
+void Scheduler::PublishInTurn(Request& request) {
+  const Residence* home = HomeOf(request.state);
+  // Published later is published too: its next row asks again, and departure needs no turn.
+  if (home == nullptr || (HasUnpublished(request, *home) && publish_turns_-- <= 0)) return;
+  PublishSettled(request);
+}
+
 void Scheduler::PublishSettled(Request& request) {
   Residence* home = HomeOf(request.state);
-  if (home != nullptr && cache_.num_groups() > 1) {
+  if (home == nullptr) return;
+  if (HasUnpublished(request, *home)) {
     cache_.Publish(*home, ContentOf(request), std::min(request.settled, request.log.size()));
-    cache_.ReleaseBehindWindow(*home, request.settled);
-    return ClaimNextBlock(request);
+    ClaimNextBlock(request);
   }
-  if (home == nullptr || request.settled / config_.block_size <= home->num_published()) return;
-  cache_.Publish(*home, ContentOf(request), std::min(request.settled, request.log.size()));
-  ClaimNextBlock(request);
+  if (cache_.num_groups() > 1) cache_.ReleaseBehindWindow(*home, request.settled);
 }
 
 void Scheduler::Depart(Request& request, Residence residence) {
@@ -160,7 +206,8 @@ void Scheduler::Depart(Request& request, Residence residence) {
 
 void Scheduler::MoveOut(Request& request, Residence residence) {
   cache_.MoveOut(std::move(residence), ContentOf(request),
-                 std::min(request.settled, request.log.size()));
+                 std::min(request.settled, request.log.size()),
+                 {.num_tokens = request.state_tokens, .column = request.state_column});
 }
 
 void Scheduler::DrainIfDone(Request& request) {

@@ -18,7 +18,6 @@ namespace tokenspeed {
 
 struct Row {
   Request* request;
-  int32_t context_len;
   int32_t query_len;
   bool samples;
   bool decodes;

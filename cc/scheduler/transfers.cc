@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 #include <algorithm>
+#include <ranges>
 #include <string>
 #include <utility>
 
@@ -13,71 +14,116 @@ namespace {
 // Blocks offered to the host tier in one plan: bounds what planning pays for write-back.
 constexpr size_t kMaxStoresPerPlan = 256;
 
+Transfer OrderOf(TransferKind kind, Request* request) {
+  return {.id = -1,
+          .kind = kind,
+          .request_id = request == nullptr ? -1 : request->id.value(),
+          .slot = request == nullptr ? -1 : HomeOf(request->state)->slot().value(),
+          .first_token = 0,
+          .num_tokens = 0,
+          .groups = {},
+          .columns = {},
+          .device_blocks = {},
+          .host_blocks = {}};
+}
+
+void AddBlocks(const std::vector<BlockPlace>& places, Transfer& order) {
+  for (const BlockPlace& place : places) {
+    order.groups.push_back(place.group);
+    order.columns.push_back(place.column);
+    order.device_blocks.push_back(place.block.value());
+  }
+}
+
 }  // namespace
 
 void Scheduler::StartStores() {
-  for (const PrefixCursor& stored : cache_.index().TakeStored()) to_store_.push_back(stored);
-  while (static_cast<int32_t>(to_store_.size()) > config_.num_blocks) to_store_.pop_front();
-  Transfer order{.id = -1,
-                 .kind = TransferKind::kStore,
-                 .request_id = -1,
-                 .slot = -1,
-                 .first_token = 0,
-                 .num_tokens = 0,
-                 .device_blocks = {},
-                 .host_blocks = {}};
-  TransferTicket ticket{.kind = TransferKind::kStore};
-  for (size_t n = 0; n < kMaxStoresPerPlan && !to_store_.empty(); ++n) {
-    const PrefixCursor from = to_store_.front();
+  for (const StoredBlock& stored : cache_.TakeStored()) to_store_.push_back(stored);
+  while (static_cast<int32_t>(to_store_.size()) > config_.num_blocks * cache_.num_groups()) {
     to_store_.pop_front();
-    if (!cache_.index().IsFresh(from)) continue;  // evicted before its turn: a hit less
-    const auto content = cache_.index().Describe(from.node);
-    if (host_.Contains(content.hash)) continue;
-    BlockRef target = host_.Reserve();
-    if (!target) continue;  // a full tier costs hits and nothing else
-    order.device_blocks.push_back(from.node.value());
-    order.host_blocks.push_back(target.id().value());
-    ticket.device_sources.push_back(cache_.index().Pin(from.node));
-    ticket.host_targets.push_back(std::move(target));
-    ticket.keys.push_back({content.identity,
-                           content.hash,
-                           content.parent_hash,
-                           {content.tokens.begin(), content.tokens.end()}});
+  }
+  Transfer order = OrderOf(TransferKind::kStore, nullptr);
+  TransferTicket ticket{.kind = TransferKind::kStore};
+  std::vector<StoredBlock> queue;
+  for (size_t n = 0; n < kMaxStoresPerPlan && !to_store_.empty(); n += queue.size()) {
+    const StoredBlock stored = to_store_.front();
+    to_store_.pop_front();
+    queue.clear();
+    // Evicted before its turn: a hit less.
+    if (cache_.index().IsFresh(stored.node)) QueueWithAncestors(stored, queue);
+    for (const StoredBlock& next : queue) {
+      if (!AddToStore(next, order, ticket)) break;
+    }
   }
   if (!order.device_blocks.empty()) transfers_.Start(std::move(order), std::move(ticket));
 }
 
-void Scheduler::StartLoad(Request& request, const std::vector<BlockId>& host_run) {
-  const Residence& home = *HomeOf(request.state);
-  Transfer order{.id = -1,
-                 .kind = TransferKind::kLoad,
-                 .request_id = request.id.value(),
-                 .slot = home.slot().value(),
-                 .first_token = request.settled,
-                 .num_tokens = request.scheduled,
-                 .device_blocks = {},
-                 .host_blocks = {}};
+// A block stands in the host tier only behind the one before it. Those that are missing there,
+// because their copy failed or they were driven out, are stored first.
+void Scheduler::QueueWithAncestors(const StoredBlock& stored,
+                                   std::vector<StoredBlock>& queue) const {
+  const PrefixIndex& index = cache_.index();
+  const auto is_there = [&](BlockId node, int32_t group) {
+    const uint64_t hash = index.Describe(node).hash;
+    return host_.Contains(hash, group) || storing_.contains({hash, group});
+  };
+  const BlockId node = stored.node.node;
+  if (stored.group > 0) {
+    const bool wanted = cache_.BlockOf(node, stored.group).valid() && !is_there(node, stored.group);
+    if (wanted) queue.push_back(stored);
+    return;
+  }
+  for (BlockId at = node; at.valid() && !is_there(at, 0); at = index.ParentOf(at)) {
+    queue.push_back({index.CursorAt(at, 0), 0});
+  }
+  std::ranges::reverse(queue);
+}
+
+bool Scheduler::AddToStore(const StoredBlock& stored, Transfer& order, TransferTicket& ticket) {
+  const BlockId node = stored.node.node;
+  const auto content = cache_.index().Describe(node);
+  BlockRef target = host_.Reserve(stored.group);
+  if (!target) return false;  // a full tier costs hits and nothing else
+  order.groups.push_back(stored.group);
+  order.device_blocks.push_back(cache_.BlockOf(node, stored.group).value());
+  order.host_blocks.push_back(target.id().value());
+  storing_.emplace(content.hash, stored.group);
+  ticket.device_sources.push_back(cache_.index().Pin(node));
+  if (stored.group > 0) ticket.side_sources.push_back(cache_.PinSide(node, stored.group));
+  ticket.host_targets.push_back(std::move(target));
+  ticket.keys.push_back({content.identity,
+                         content.hash,
+                         content.parent_hash,
+                         {content.tokens.begin(), content.tokens.end()},
+                         stored.group});
+  return true;
+}
+
+void Scheduler::StartLoad(Request& request, const std::vector<BlockPlace>& incoming) {
+  Transfer order = OrderOf(TransferKind::kLoad, &request);
+  order.first_token = request.settled;
+  order.num_tokens = request.scheduled;
+  AddBlocks(incoming, order);
   TransferTicket ticket{.kind = TransferKind::kLoad, .request = &request};
-  auto column = static_cast<size_t>(home.num_published());
-  for (const BlockId block : host_run) {
-    order.device_blocks.push_back(home.columns()[column++].id().value());
-    order.host_blocks.push_back(block.value());
-    ticket.host_sources.push_back(host_.Pin(block));
+  const Identity identity = IdentityOf(request);
+  const Content content = ContentOf(request);
+  for (const BlockPlace& place : incoming) {
+    // The state is the one behind the last block.
+    const bool is_state = cache_.group(place.group).kind == GroupKind::kState;
+    const int32_t column = is_state ? request.scheduled / config_.block_size - 1 : place.column;
+    const HostId source = host_.Find(AskFor(identity, content, {place.group, column, {}}));
+    order.host_blocks.push_back(host_.BlockOf(source).value());
+    ticket.host_sources.push_back(host_.Pin(source));
   }
   transferring_.push_back(&request);
   request.transfer = transfers_.Start(std::move(order), std::move(ticket));
 }
 
-void Scheduler::StartReceive(Request& request) {
-  const Residence& home = *HomeOf(request.state);
-  Transfer order{.id = -1,
-                 .kind = TransferKind::kReceive,
-                 .request_id = request.id.value(),
-                 .slot = home.slot().value(),
-                 .first_token = request.settled,
-                 .num_tokens = request.log.size(),
-                 .device_blocks = {},
-                 .host_blocks = {}};
+void Scheduler::StartReceive(Request& request, const std::vector<BlockPlace>& incoming) {
+  Transfer order = OrderOf(TransferKind::kReceive, &request);
+  order.first_token = request.settled;
+  order.num_tokens = request.log.size();
+  AddBlocks(incoming, order);
   transferring_.push_back(&request);
   request.transfer =
       transfers_.Start(std::move(order), {.kind = TransferKind::kReceive, .request = &request});
@@ -86,14 +132,9 @@ void Scheduler::StartReceive(Request& request) {
 void Scheduler::StartSend(Request& request) {
   EraseFirst(decoding_, &request);
   Advance<AwaitingFirstToken>(request, event::Send{});
-  Transfer order{.id = -1,
-                 .kind = TransferKind::kSend,
-                 .request_id = request.id.value(),
-                 .slot = HomeOf(request.state)->slot().value(),
-                 .first_token = 0,
-                 .num_tokens = request.log.num_prompt(),
-                 .device_blocks = {},
-                 .host_blocks = {}};
+  Transfer order = OrderOf(TransferKind::kSend, &request);
+  order.num_tokens = request.log.num_prompt();
+  AddBlocks(cache_.Needed(*HomeOf(request.state), order.num_tokens), order);
   transferring_.push_back(&request);
   request.transfer =
       transfers_.Start(std::move(order), {.kind = TransferKind::kSend, .request = &request});
@@ -126,21 +167,23 @@ Result<std::shared_ptr<const Outcome>> Scheduler::SettleTransfer(int64_t id, boo
 }
 
 void Scheduler::SettleStore(TransferTicket ticket, bool ok) {
+  for (const HostKey& key : ticket.keys) storing_.erase({key.hash, key.group});
   if (!ok) return;  // the reservations die with the ticket
   for (size_t i = 0; i < ticket.keys.size(); ++i) {
-    host_.Commit(std::move(ticket.host_targets[i]), std::move(ticket.keys[i]));
+    (void)host_.Commit(std::move(ticket.host_targets[i]), std::move(ticket.keys[i]));
   }
 }
 
 void Scheduler::SettleLoad(TransferTicket ticket, bool ok) {
   Request& request = *ticket.request;
-  std::vector<BlockId> sources;
-  for (const HostPin& pin : ticket.host_sources) sources.push_back(pin.block());
+  std::vector<HostId> sources;
+  for (const HostPin& pin : ticket.host_sources) sources.push_back(pin.entry());
   ticket.host_sources.clear();
   if (ok) {
     request.settled = request.scheduled;
   } else {
-    for (const BlockId source : sources) host_.DropIfIdle(source);
+    // Leaves first, so that none keeps its parent.
+    for (const HostId source : std::views::reverse(sources)) host_.DropIfIdle(source);
   }
   if (ticket.estate) {  // it ended while its blocks were coming
     MoveOut(request, std::move(*ticket.estate));
@@ -150,6 +193,7 @@ void Scheduler::SettleLoad(TransferTicket ticket, bool ok) {
     EraseFirst(transferring_, &request);
     Advance<Restoring>(request, event::Restored{});
     prefilling_.push_back(&request);
+    cache_.ShareSides(*HomeOf(request.state), request.settled);
     return PublishSettled(request);
   }
   Depart(request, LeaveFrom<Restoring>(request, event::RestoreFailed{}));
@@ -184,6 +228,9 @@ void Scheduler::AcceptRemoteToken(Request& request, int32_t token, Outcome& outc
   InsertDecoding(request);
   request.last_step = StepId(next_step_ - 1);
   request.counters.prefill_done_step = next_step_;
+  request.state_tokens = request.settled;
+  request.state_column = request.next_state_column = 0;
+  cache_.ShareSides(*HomeOf(request.state), request.settled);
   Finish finish = Finish::kNone;
   AcceptTokens(request, {&token, 1}, finish);
   Report(request, -1, 1, finish, outcome);

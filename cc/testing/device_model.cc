@@ -2,6 +2,7 @@
 
 #include "cc/testing/device_model.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "cc/base/hash.h"
@@ -27,12 +28,13 @@ uint64_t Next(uint64_t prefix, int32_t token) {
 DeviceModel::DeviceModel(const SchedulerConfig& config)
     : block_size_(config.block_size),
       width_(config.verify_width),
-      groups_(config.groups),
-      host_cells_(static_cast<size_t>(config.num_host_blocks + 1) *
-                  static_cast<size_t>(config.block_size)) {
+      groups_(config.groups) {
+  const auto cells_in = [&](int32_t parents, const CacheGroup& group) {
+    return static_cast<size_t>(parents * group.blocks_per_parent * config.block_size);
+  };
   for (const CacheGroup& group : groups_) {
-    cells_.emplace_back(static_cast<size_t>(config.num_blocks * group.blocks_per_parent) *
-                        static_cast<size_t>(config.block_size));
+    cells_.emplace_back(cells_in(config.num_blocks, group));
+    host_cells_.emplace_back(cells_in(config.num_host_blocks + 1, group));
   }
   tables_.resize(groups_.size());
 }
@@ -62,41 +64,78 @@ void DeviceModel::Know(const RequestSpec& spec) {
       Sequence{HashCombine(salt, static_cast<uint64_t>(spec.adapter)), spec.token_ids});
 }
 
-void DeviceModel::Order(const Transfer& transfer, const Scheduler& scheduler) {
+void DeviceModel::Order(const Transfer& transfer) {
   if (transfer.request_id >= 0) changes_at_order_[transfer.request_id] = num_changes_;
-  if (transfer.kind != TransferKind::kReceive) return;
-  // Where the blocks were when the order was given: a late write goes there, whoever has them by
-  // then.
-  std::vector<int32_t>& blocks = receiving_[transfer.id];
-  for (int32_t column = 0; column * block_size_ < transfer.num_tokens; ++column) {
-    blocks.push_back(scheduler.tables(0).At(SlotId(transfer.slot), column));
-  }
+  if (transfer.kind == TransferKind::kSend) CheckSend(transfer);
 }
 
 void DeviceModel::Finish(const Transfer& transfer, bool ok) {
   if (transfer.kind == TransferKind::kReceive) return FinishReceive(transfer, ok);
+  if (transfer.kind == TransferKind::kSend) return;
   const bool stores = transfer.kind == TransferKind::kStore;
   for (size_t i = 0; i < transfer.device_blocks.size(); ++i) {
+    const auto group = static_cast<size_t>(transfer.groups[i]);
     for (int32_t k = 0; k < block_size_; ++k) {
-      Cell& device = cells_[0][static_cast<size_t>(transfer.device_blocks[i] * block_size_ + k)];
-      Cell& host = host_cells_[static_cast<size_t>(transfer.host_blocks[i] * block_size_ + k)];
+      Cell& device = cells_[group][static_cast<size_t>(transfer.device_blocks[i] * block_size_ + k)];
+      Cell& host = host_cells_[group][static_cast<size_t>(transfer.host_blocks[i] * block_size_ + k)];
       (stores ? host : device) = ok ? (stores ? device : host) : Cell();
     }
   }
 }
 
+std::vector<uint64_t> DeviceModel::PrefixesOf(const Sequence& sequence, int32_t num_tokens) const {
+  std::vector<uint64_t> prefixes = {sequence.root};
+  for (int32_t i = 0; i < num_tokens; ++i) {
+    prefixes.push_back(Next(prefixes.back(), sequence.tokens[static_cast<size_t>(i)]));
+  }
+  return prefixes;
+}
+
+std::vector<uint64_t> DeviceModel::Expected(int32_t group, int32_t column, int32_t num_tokens,
+                                            const std::vector<uint64_t>& prefixes) const {
+  const CacheGroup& g = groups_[static_cast<size_t>(group)];
+  std::vector<uint64_t> cells(static_cast<size_t>(block_size_), 0);
+  if (g.kind == GroupKind::kState) {
+    cells[0] = prefixes[static_cast<size_t>(num_tokens)];
+    return cells;
+  }
+  // Whole blocks go: what is shared of them is read from other boundaries too.
+  const int32_t oldest = g.FirstLiveBlock(num_tokens, block_size_) * block_size_;
+  for (int32_t k = 0; k < block_size_; ++k) {
+    const int32_t position = column * block_size_ + k;
+    if (position < oldest || position >= num_tokens) continue;
+    cells[static_cast<size_t>(k)] = prefixes[static_cast<size_t>(position) + 1];
+  }
+  return cells;
+}
+
+void DeviceModel::CheckSend(const Transfer& transfer) {
+  const auto prefixes = PrefixesOf(sequences_.at(transfer.request_id), transfer.num_tokens);
+  for (size_t i = 0; i < transfer.device_blocks.size(); ++i) {
+    const auto cells =
+        Expected(transfer.groups[i], transfer.columns[i], transfer.num_tokens, prefixes);
+    for (size_t k = 0; k < cells.size(); ++k) {
+      const auto at = static_cast<size_t>(transfer.device_blocks[i] * block_size_) + k;
+      if (cells[k] != 0 && CellsOf(transfer.groups[i])[at].prefix != cells[k])
+        Fail("a send finds what is not its request's", transfer.request_id, transfer.columns[i]);
+    }
+  }
+}
+
 void DeviceModel::FinishReceive(const Transfer& transfer, bool ok) {
-  const std::vector<int32_t> blocks = std::move(receiving_.extract(transfer.id).mapped());
-  const Sequence& sequence = sequences_.at(transfer.request_id);
-  uint64_t prefix = sequence.root;
-  for (int32_t position = 0; position < transfer.num_tokens; ++position) {
-    prefix = Next(prefix, sequence.tokens[static_cast<size_t>(position)]);
-    if (position < transfer.first_token) continue;
-    const int32_t block = blocks[static_cast<size_t>(position / block_size_)];
-    cells_[0][static_cast<size_t>(block * block_size_ + position % block_size_)] =
-        ok ? Cell{prefix, version_} : Cell();
+  const auto prefixes = PrefixesOf(sequences_.at(transfer.request_id), transfer.num_tokens);
+  for (size_t i = 0; i < transfer.device_blocks.size(); ++i) {
+    const auto cells =
+        Expected(transfer.groups[i], transfer.columns[i], transfer.num_tokens, prefixes);
+    for (size_t k = 0; k < cells.size(); ++k) {
+      const auto at = static_cast<size_t>(transfer.device_blocks[i] * block_size_) + k;
+      CellsOf(transfer.groups[i])[at] = ok && cells[k] != 0 ? Cell{cells[k], version_} : Cell();
+    }
+  }
+  for (const uint64_t prefix : prefixes) {
     if (ok) settled_.insert(Settled(prefix, version_));
   }
+  state_columns_[transfer.request_id] = 0;
 }
 
 void DeviceModel::Sampled(int64_t id, int32_t token) { sequences_.at(id).tokens.push_back(token); }
@@ -111,9 +150,24 @@ DeviceModel::Cell& DeviceModel::At(const Scheduler& scheduler, int32_t group, in
                [static_cast<size_t>(block * block_size_ + position % block_size_)];
 }
 
-DeviceModel::Cell& DeviceModel::StateOf(const Scheduler& scheduler, int32_t group, int32_t slot) {
-  const int32_t block = BlockAt(scheduler, group, slot, 0);
+DeviceModel::Cell& DeviceModel::StateOf(const Scheduler& scheduler, int32_t group, int32_t slot,
+                                        int32_t column) {
+  const int32_t block = BlockAt(scheduler, group, slot, column);
+  if (block < groups_[static_cast<size_t>(group)].blocks_per_parent) {
+    throw std::logic_error("a row of slot " + std::to_string(slot) + " has the padding state");
+  }
   return cells_[static_cast<size_t>(group)][static_cast<size_t>(block * block_size_)];
+}
+
+int32_t DeviceModel::ContextOf(const Plan& plan, size_t row) const {
+  const int32_t most = plan.context_lens[row];
+  if (static_cast<int32_t>(row) >= plan.num_decode_rows) return most;
+  // The device knows where the row before it ended; the plan says it as far as it is settled.
+  const int64_t id = plan.request_ids[row];
+  const auto context = static_cast<int32_t>(sequences_.at(id).tokens.size()) - 1;
+  if (context > most || context < most - plan.context_slack[row])
+    Fail("a decode row does not start at the last token", id, context);
+  return context;
 }
 
 void DeviceModel::Copy(int32_t group, const std::vector<BlockCopy>& copies) {
@@ -133,19 +187,12 @@ void DeviceModel::Copy(int32_t group, const std::vector<BlockCopy>& copies) {
 
 void DeviceModel::CheckSides(const Plan& plan, size_t row, const Scheduler& scheduler) {
   const int64_t id = plan.request_ids[row];
-  const Sequence& sequence = sequences_.at(id);
-  const int32_t context = plan.context_lens[row];
-  std::vector<uint64_t> prefix = {sequence.root};
-  for (int32_t i = 0; i < context; ++i) {
-    prefix.push_back(Next(prefix.back(), sequence.tokens[static_cast<size_t>(i)]));
-  }
+  const int32_t context = ContextOf(plan, row);
+  const auto prefix = PrefixesOf(sequences_.at(id), context);
   for (size_t g = 1; g < groups_.size(); ++g) {
     const auto group = static_cast<int32_t>(g);
     if (groups_[g].kind == GroupKind::kState) {
-      // A request starts from no state at all; whatever its block held before does not matter.
-      if (context > 0 && StateOf(scheduler, group, plan.slots[row]).prefix != prefix.back()) {
-        Fail("a row continues from a state that is not its own", id, context);
-      }
+      CheckState(plan, row, scheduler, group);
       continue;
     }
     for (int32_t at = std::max(0, context - groups_[g].window_tokens + 1); at < context; ++at) {
@@ -153,6 +200,22 @@ void DeviceModel::CheckSides(const Plan& plan, size_t row, const Scheduler& sche
         Fail("a row reads a window block that is not its prefix", id, at);
       }
     }
+  }
+}
+
+void DeviceModel::CheckState(const Plan& plan, size_t row, const Scheduler& scheduler,
+                             int32_t group) {
+  const int64_t id = plan.request_ids[row];
+  const auto& fresh = plan.new_slots;
+  if (std::find(fresh.begin(), fresh.end(), plan.slots[row]) != fresh.end()) state_columns_[id] = 0;
+  const int32_t known = state_columns_.at(id);
+  const int32_t told = plan.groups[static_cast<size_t>(group) - 1].state_columns[row];
+  if (told >= 0 && told != known) Fail("a row is told a wrong state column", id, told);
+  // A request starts from no state at all; whatever its block held before does not matter.
+  const int32_t context = ContextOf(plan, row);
+  const uint64_t expected = PrefixesOf(sequences_.at(id), context).back();
+  if (context > 0 && StateOf(scheduler, group, plan.slots[row], known).prefix != expected) {
+    Fail("a row continues from a state that is not its own", id, context);
   }
 }
 
@@ -166,7 +229,7 @@ void DeviceModel::CheckContext(const Plan& plan, size_t row, const Scheduler& sc
   const auto ordered = changes_at_order_.find(id);
   const bool through = ordered != changes_at_order_.end() && ordered->second != num_changes_;
   uint64_t prefix = sequence.root;
-  for (int32_t position = 0; position < plan.context_lens[row]; ++position) {
+  for (int32_t position = 0; position < ContextOf(plan, row); ++position) {
     prefix = Next(prefix, sequence.tokens[static_cast<size_t>(position)]);
     const Cell& cell = At(scheduler, 0, plan.slots[row], position);
     if (cell.prefix != prefix) Fail("a row reads what is not its prefix", id, position);
@@ -182,12 +245,8 @@ void DeviceModel::CheckContext(const Plan& plan, size_t row, const Scheduler& sc
 std::vector<int32_t> DeviceModel::QueryOf(const Plan& plan, size_t row, size_t& prompt_at) {
   const int64_t id = plan.request_ids[row];
   const std::vector<int32_t>& tokens = sequences_.at(id).tokens;
+  if (static_cast<int32_t>(row) < plan.num_decode_rows) return {tokens.back()};
   const auto start = static_cast<size_t>(plan.context_lens[row]);
-  if (static_cast<int32_t>(row) < plan.num_decode_rows) {
-    if (start + 1 != tokens.size())
-      Fail("a decode row does not start at the last token", id, plan.context_lens[row]);
-    return {tokens.back()};
-  }
   const auto length = static_cast<size_t>(plan.query_lens[row]);
   const auto given = plan.prompt_token_ids.begin() + static_cast<std::ptrdiff_t>(prompt_at);
   prompt_at += length;
@@ -206,19 +265,18 @@ std::vector<int32_t> DeviceModel::QueryOf(const Plan& plan, size_t row, size_t& 
 std::vector<uint64_t> DeviceModel::Write(const Plan& plan, size_t row, const Scheduler& scheduler,
                                          const std::vector<int32_t>& query) {
   std::vector<uint64_t> written;
-  const Sequence& sequence = sequences_.at(plan.request_ids[row]);
-  uint64_t prefix = sequence.root;
-  for (int32_t i = 0; i < plan.context_lens[row]; ++i) {
-    prefix = Next(prefix, sequence.tokens[static_cast<size_t>(i)]);
-  }
+  const bool decodes = static_cast<int32_t>(row) < plan.num_decode_rows;
+  const int32_t context = ContextOf(plan, row);
+  uint64_t prefix = PrefixesOf(sequences_.at(plan.request_ids[row]), context).back();
   for (size_t i = 0; i < query.size(); ++i) {
     prefix = Next(prefix, query[i]);
     written.push_back(Settled(prefix, version_));
-    const int32_t position = plan.context_lens[row] + static_cast<int32_t>(i);
+    const int32_t position = context + static_cast<int32_t>(i);
     for (size_t g = 0; g < groups_.size(); ++g) {
       const auto group = static_cast<int32_t>(g);
+      const int32_t column = decodes ? static_cast<int32_t>(i) : 0;
       Cell& cell = groups_[g].kind == GroupKind::kState
-                       ? StateOf(scheduler, group, plan.slots[row])
+                       ? StateOf(scheduler, group, plan.slots[row], column)
                        : At(scheduler, group, plan.slots[row], position);
       cell = {prefix, version_};
     }

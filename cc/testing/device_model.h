@@ -33,6 +33,7 @@ class DeviceModel {
   void Know(const RequestSpec& spec);
   void Forget(int64_t id) {
     sequences_.erase(id);
+    state_columns_.erase(id);
     changes_at_order_.erase(id);
   }
   void SetWeightVersion(int64_t version) {
@@ -41,8 +42,9 @@ class DeviceModel {
   }
 
   // A transfer begins; then it ends. Only at its end its writes are seen; a failed one leaves
-  // rubbish where it wrote, a receive brings what the prefill engine computed.
-  void Order(const Transfer& transfer, const Scheduler& scheduler);
+  // rubbish where it wrote, a receive brings what the prefill engine computed. A send must find
+  // what it has to send.
+  void Order(const Transfer& transfer);
   void Finish(const Transfer& transfer, bool ok);
   // A token that was sampled elsewhere.
   void Sampled(int64_t id, int32_t token);
@@ -77,8 +79,18 @@ class DeviceModel {
   void Apply(int32_t group, const std::vector<TableUpdate>& updates);
   int32_t BlockAt(const Scheduler& scheduler, int32_t group, int32_t slot, int32_t column) const;
   void FinishReceive(const Transfer& transfer, bool ok);
+  void CheckSend(const Transfer& transfer);
+  // Where the prefix up to each position ends: [0] stands for no token at all.
+  std::vector<uint64_t> PrefixesOf(const Sequence& sequence, int32_t num_tokens) const;
+  // What a block of `group` at `column` must hold for a request with `num_tokens` in the cache, by
+  // cell; 0 where it does not matter.
+  std::vector<uint64_t> Expected(int32_t group, int32_t column, int32_t num_tokens,
+                                 const std::vector<uint64_t>& prefixes) const;
+  int32_t ContextOf(const Plan& plan, size_t row) const;
+  std::vector<Cell>& CellsOf(int32_t group) { return cells_[static_cast<size_t>(group)]; }
   Cell& At(const Scheduler& scheduler, int32_t group, int32_t slot, int32_t position);
-  Cell& StateOf(const Scheduler& scheduler, int32_t group, int32_t slot);
+  Cell& StateOf(const Scheduler& scheduler, int32_t group, int32_t slot, int32_t column);
+  void CheckState(const Plan& plan, size_t row, const Scheduler& scheduler, int32_t group);
   void Copy(int32_t group, const std::vector<BlockCopy>& copies);
   void CheckSides(const Plan& plan, size_t row, const Scheduler& scheduler);
   void CheckContext(const Plan& plan, size_t row, const Scheduler& scheduler);
@@ -92,10 +104,10 @@ class DeviceModel {
   int64_t version_ = 0;
   std::vector<CacheGroup> groups_;
   std::vector<std::vector<Cell>> cells_;  // by group; a state's block uses its first cell
-  std::vector<Cell> host_cells_;
-  std::vector<Table> tables_;  // by group
+  std::vector<std::vector<Cell>> host_cells_;  // likewise
+  std::vector<Table> tables_;                  // by group
   std::map<int64_t, Sequence> sequences_;
-  std::map<int64_t, std::vector<int32_t>> receiving_;
+  std::map<int64_t, int32_t> state_columns_;  // by request: where its last row left its state
   std::map<int64_t, int64_t>
       changes_at_order_;     // of a request whose prefix is brought by a transfer
   int64_t num_changes_ = 0;  // of the weights
@@ -138,6 +150,7 @@ DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const Scheduler& sche
     std::vector<uint64_t> written = Write(plan, row, scheduler, query);
     if (decodes) written.resize(static_cast<size_t>(count));  // a rejected draft's KV is rubbish
     result.written.insert(result.written.end(), written.begin(), written.end());
+    state_columns_[id] = decodes ? count - 1 : 0;
     for (size_t i = 0; i < sampled.size(); ++i) result.token_ids[row * width + i] = sampled[i];
     result.num_tokens[row] = count;
     sequence.tokens.insert(sequence.tokens.end(), sampled.begin(), sampled.end());

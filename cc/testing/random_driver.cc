@@ -182,10 +182,11 @@ class Run {
         for (const TableUpdate& u : updates) add(std::vector{u.slot, u.column, u.block});
       };
       add(plan.request_ids), add(plan.slots), add(plan.query_lens), add(plan.context_lens);
-      add(plan.samples), add(plan.prompt_token_ids), add(plan.new_slots);
+      add(plan.context_slack), add(plan.samples), add(plan.prompt_token_ids), add(plan.new_slots);
       add(plan.new_slot_request_ids), add_copies(plan.block_copies);
       add_updates(plan.table_updates);
       for (const GroupPlan& group : plan.groups) {
+        add(group.state_columns);
         add_copies(group.copies), add_copies(group.saves), add_updates(group.table_updates);
       }
       return all;
@@ -281,9 +282,10 @@ class Run {
     for (size_t i = 0; i < fresh.size(); ++i) {
       Require(fresh[i].id == twins[i].id && fresh[i].kind == twins[i].kind &&
                   fresh[i].device_blocks == twins[i].device_blocks &&
-                  fresh[i].host_blocks == twins[i].host_blocks,
+                  fresh[i].host_blocks == twins[i].host_blocks &&
+                  fresh[i].groups == twins[i].groups && fresh[i].columns == twins[i].columns,
               "same events, same transfers");
-      device_.Order(fresh[i], *scheduler_);
+      device_.Order(fresh[i]);
       copying_.push_back(std::move(fresh[i]));
       ++num_transfers_;
     }

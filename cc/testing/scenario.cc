@@ -10,7 +10,7 @@ namespace tokenspeed::testing {
 namespace {
 
 constexpr int32_t kEos = 2;
-constexpr size_t kNumKnobs = 24;
+constexpr size_t kNumKnobs = 32;
 
 class Knobs {
  public:
@@ -28,9 +28,6 @@ class Knobs {
 // A window, a state, or both beside the full history, in parents of several blocks; and room for
 // them.
 void AddGroups(SchedulerConfig& config, Knobs& knobs) {
-  config.role = Role::kFused;
-  config.num_host_blocks = 0;
-  config.verify_width = 1;
   config.groups[0].blocks_per_parent = knobs.Pick(1, 3);
   const int32_t kinds = knobs.Pick(1, 3);
   if (kinds != 2)
@@ -39,7 +36,8 @@ void AddGroups(SchedulerConfig& config, Knobs& knobs) {
     config.groups.push_back(
         {GroupKind::kState, knobs.Pick(1, 3), 0, config.block_size * knobs.Pick(1, 3)});
   }
-  config.num_blocks *= 2;
+  // A state group has as many working states as a row may keep tokens.
+  config.num_blocks = config.num_blocks * 2 + (kinds != 1 ? config.verify_width : 0);
 }
 
 }  // namespace
@@ -63,6 +61,7 @@ SchedulerConfig ConfigFrom(const std::vector<uint8_t>& bytes) {
   config.role = static_cast<Role>(std::max(0, knobs.Pick(0, 5) - 3));
   config.num_host_blocks = config.enable_prefix_caching ? std::max(0, knobs.Pick(0, 30) - 10) : 0;
   config.groups = {{GroupKind::kFull, 1, 0, 0}};
+  config.verify_overlap = knobs.Pick(0, 1) == 0;
   if (knobs.Pick(0, 2) == 0) AddGroups(config, knobs);
   return config;
 }

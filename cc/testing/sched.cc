@@ -56,7 +56,10 @@ std::shared_ptr<const Outcome> Sched::settle() {
     const bool decodes = static_cast<int32_t>(row) < plan->num_decode_rows;
     counts[row] = decodes ? std::min(accepted_, plan->query_lens[row]) : 1;
     // A decode row's first query token is the last known one; a prefill row's last is.
-    const int32_t last_known = plan->context_lens[row] + (decodes ? 1 : plan->query_lens[row]);
+    int32_t last_known = plan->context_lens[row] + (decodes ? 1 : plan->query_lens[row]);
+    // Behind drafts that were in flight, only the executor knew where it began: by now it is told.
+    if (plan->context_slack[row] > 0)
+      last_known = prompt_lens_[id] + static_cast<int32_t>(outputs_[id].size());
     for (int32_t i = 0; i < counts[row]; ++i) {
       tokens[row * width + static_cast<size_t>(i)] =
           TokenFor(id, last_known + i - prompt_lens_[id]);

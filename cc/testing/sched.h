@@ -52,6 +52,7 @@ class Sched {
   Sched& whole_prompts() { return config_.chunked_prefill = false, *this; }
   Sched& depth(int32_t steps) { return config_.overlap_depth = steps, *this; }
   Sched& width(int32_t tokens) { return config_.verify_width = tokens, *this; }
+  Sched& verify_overlap() { return config_.verify_overlap = true, *this; }
   Sched& gap(int32_t tokens) { return config_.max_decode_gap_tokens = tokens, *this; }
   Sched& role(Role role) { return config_.role = role, *this; }
   Sched& host_blocks(int32_t count) { return config_.num_host_blocks = count, *this; }
@@ -104,6 +105,7 @@ class Sched {
                           .chunked_prefill = true,
                           .overlap_depth = 0,
                           .verify_width = 1,
+                          .verify_overlap = false,
                           .max_decode_gap_tokens = 64,
                           .enable_prefix_caching = true,
                           .eos_token_ids = {kEos},
