@@ -123,7 +123,7 @@ void BindConfig(py::module_& m) {
                        const py::object& max_decode_gap_tokens,
                        const py::object& enable_prefix_caching, const py::object& eos_token_ids,
                        const py::object& role, const py::object& num_host_blocks,
-                       const py::object& groups) {
+                       const py::object& groups, const py::object& verify_overlap) {
              return SchedulerConfig{
                  Integer<int32_t>(num_blocks, "num_blocks"),
                  Integer<int32_t>(block_size, "block_size"),
@@ -133,6 +133,7 @@ void BindConfig(py::module_& m) {
                  Flag(chunked_prefill, "chunked_prefill"),
                  Integer<int32_t>(overlap_depth, "overlap_depth"),
                  Integer<int32_t>(verify_width, "verify_width"),
+                 Flag(verify_overlap, "verify_overlap"),
                  Integer<int32_t>(max_decode_gap_tokens, "max_decode_gap_tokens"),
                  Flag(enable_prefix_caching, "enable_prefix_caching"),
                  Integers(eos_token_ids, "eos_token_ids"),
@@ -145,7 +146,8 @@ void BindConfig(py::module_& m) {
            py::arg("overlap_depth"), py::arg("verify_width"), py::arg("max_decode_gap_tokens"),
            py::arg("enable_prefix_caching"), py::arg("eos_token_ids"), py::arg("role") = "fused",
            py::arg("num_host_blocks") = 0,
-           py::arg("groups") = std::vector<CacheGroup>{{GroupKind::kFull, 1, 0, 0}})
+           py::arg("groups") = std::vector<CacheGroup>{{GroupKind::kFull, 1, 0, 0}},
+           py::arg("verify_overlap") = false)
       .def_readonly("num_blocks", &SchedulerConfig::num_blocks)
       .def_readonly("block_size", &SchedulerConfig::block_size)
       .def_readonly("max_num_seqs", &SchedulerConfig::max_num_seqs)
@@ -154,6 +156,7 @@ void BindConfig(py::module_& m) {
       .def_readonly("chunked_prefill", &SchedulerConfig::chunked_prefill)
       .def_readonly("overlap_depth", &SchedulerConfig::overlap_depth)
       .def_readonly("verify_width", &SchedulerConfig::verify_width)
+      .def_readonly("verify_overlap", &SchedulerConfig::verify_overlap)
       .def_readonly("max_decode_gap_tokens", &SchedulerConfig::max_decode_gap_tokens)
       .def_readonly("enable_prefix_caching", &SchedulerConfig::enable_prefix_caching)
       .def_readonly("eos_token_ids", &SchedulerConfig::eos_token_ids)
@@ -208,11 +211,15 @@ void BindPlan(py::module_& m) {
       .def_property_readonly("copies",
                              [](const GroupPlanView& v) { return v.View(&GroupPlan::copies); })
       .def_property_readonly("saves",
-                             [](const GroupPlanView& v) { return v.View(&GroupPlan::saves); });
+                             [](const GroupPlanView& v) { return v.View(&GroupPlan::saves); })
+      .def_property_readonly("state_columns", [](const GroupPlanView& v) {
+        return View(v.plan.cast<const Plan&>().groups[v.side].state_columns, v.plan);
+      });
   DefView(plan, "request_ids", &Plan::request_ids);
   DefView(plan, "slots", &Plan::slots);
   DefView(plan, "query_lens", &Plan::query_lens);
   DefView(plan, "context_lens", &Plan::context_lens);
+  DefView(plan, "context_slack", &Plan::context_slack);
   DefView(plan, "prompt_token_ids", &Plan::prompt_token_ids);
   DefView(plan, "new_slots", &Plan::new_slots);
   DefView(plan, "new_slot_request_ids", &Plan::new_slot_request_ids);
@@ -245,6 +252,7 @@ void BindReports(py::module_& m) {
       .def_readonly("cached_tokens", &RequestCounters::cached_tokens)
       .def_readonly("completion_tokens", &RequestCounters::completion_tokens)
       .def_readonly("num_retractions", &RequestCounters::num_retractions)
+      .def_readonly("num_retracted_steps", &RequestCounters::num_retracted_steps)
       .def_readonly("num_delayed", &RequestCounters::num_delayed)
       .def_readonly("num_delayed_steps", &RequestCounters::num_delayed_steps)
       .def_readonly("num_sampling_rows", &RequestCounters::num_sampling_rows);
@@ -278,6 +286,8 @@ void BindReports(py::module_& m) {
       .def_readonly("slot", &Transfer::slot)
       .def_readonly("first_token", &Transfer::first_token)
       .def_readonly("num_tokens", &Transfer::num_tokens);
+  DefView(transfer, "groups", &Transfer::groups);
+  DefView(transfer, "columns", &Transfer::columns);
   DefView(transfer, "device_blocks", &Transfer::device_blocks);
   DefView(transfer, "host_blocks", &Transfer::host_blocks);
 

@@ -27,7 +27,7 @@ class CacheGroup:
 
     kind: str
     """"full": the whole history, and the only kind the first group may have. "window": the last window_tokens.
-    "state": one recurrent state a request, in column 0 of its table row, saved every checkpoint_tokens."""
+    "state": recurrent states, verify_width working ones a request, saved every checkpoint_tokens."""
     blocks_per_parent: int
     """1..64"""
     window_tokens: int
@@ -55,7 +55,10 @@ class SchedulerConfig:
     overlap_depth: int
     """Steps that may be in flight while the next one is planned: 0, 1, n. Unsettled steps are at most one more."""
     verify_width: int
-    """Tokens a decode row may carry (the last token and drafts); 1 is plain decoding. Above 1 a request has one row in flight."""
+    """Tokens a decode row may carry (the last token and drafts); 1 is plain decoding."""
+    verify_overlap: bool
+    """Whether a row may follow rows whose drafts are not judged yet, up to overlap_depth. Its position is then known on
+    the device only (see Plan.context_slack). False: a request has one row in flight while verify_width is above 1."""
     max_decode_gap_tokens: int
     """Most prefill tokens in a step that also decodes: bounds the gap between two tokens of a running request.
     Without chunked prefill a prompt that does not fit beside the decodes gets one step of its own."""
@@ -64,9 +67,10 @@ class SchedulerConfig:
     role: str
     """"fused"; "prefill": a request ends when its KV was sent; "decode": its KV is received before it decodes."""
     num_host_blocks: int
-    """Blocks of the host tier, numbered from 1; 0: there is none. Needs enable_prefix_caching."""
+    """Parent blocks of the host tier, numbered from 1 and split by groups as on the device; 0: there is none. Needs
+    enable_prefix_caching."""
     groups: list[CacheGroup]
-    """The cache groups. With more than one: no partial-block hits, role "fused", num_host_blocks 0."""
+    """The cache groups; the first one keeps the full history. All tiers, roles and widths work with several."""
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class SchedulerConfig:
         role: str = "fused",
         num_host_blocks: int = 0,
         groups: list[CacheGroup] = ...,
+        verify_overlap: bool = False,
     ) -> None: ...
 
 class RequestSpec:
@@ -127,7 +132,12 @@ class Plan:
         """[R] tokens this step computes."""
     @property
     def context_lens(self) -> NDArray[np.int32]:
-        """[R] tokens in the KV cache before this step's query; the query's first position."""
+        """[R] tokens in the KV cache before this step's query; the query's first position. With context_slack: at most."""
+    @property
+    def context_slack(self) -> NDArray[np.int32]:
+        """[R] drafts of the same request in flight. The row starts behind the last token that the row before kept,
+        which the device knows: at context_lens - context_slack to context_lens. All 0 without verify_overlap. Blocks
+        for context_lens + query_lens tokens are there."""
     @property
     def samples(self) -> NDArray[np.bool_]:
         """[R] whether the row yields tokens: every decode row, and the last chunk of a prompt."""
@@ -153,7 +163,11 @@ class Plan:
         """From group 1 on."""
 
 class GroupPlan:
-    """What a step means to one cache group beyond the first; as for group 0, and what only states need."""
+    """What a step means to one cache group beyond the first; as for group 0, and what only states need.
+
+    A request has verify_width working states, in the columns of its table row. A row takes the state before its query
+    from its column of state_columns, reads all of it before it writes any, and leaves behind query token i of a decode
+    row the state in column i; a prefill row leaves its last state in column 0."""
 
     @property
     def table_updates(self) -> NDArray[np.int32]:
@@ -161,10 +175,15 @@ class GroupPlan:
     @property
     def copies(self) -> NDArray[np.int32]:
         """[C, 2] (source, destination) to run before the step: a saved state becomes a working state. A request whose
-        first row has context_len 0 starts from a zero state instead."""
+        first row has context_len 0 starts from a zero state instead. Of a window: the part of a block that is shared."""
     @property
     def saves(self) -> NDArray[np.int32]:
-        """[S, 2] (source, destination) to run behind the step: the working state as it is then is kept."""
+        """[S, 2] (source, destination) to run behind the step and before the next: a working state as it is then is
+        kept. One behind a draft that turns out wrong is forgotten when the step settles."""
+    @property
+    def state_columns(self) -> NDArray[np.int32]:
+        """[R] of a state group, [0] otherwise: the column with the state before the row's query; -1: the column of the
+        last token that the request's row before kept, which the device knows (only with verify_overlap)."""
 
 class Outcome:
     """What a settled step meant. One entry a request that produced tokens or ended, in row order."""
@@ -247,7 +266,11 @@ class RequestCounters:
     @property
     def completion_tokens(self) -> int: ...
     @property
-    def num_retractions(self) -> int: ...
+    def num_retractions(self) -> int:
+        """How often it lost its blocks to others; it resumes exactly."""
+    @property
+    def num_retracted_steps(self) -> int:
+        """Steps planned while it waited to come back."""
     @property
     def num_delayed(self) -> int:
         """How often it began to wait though it could have decoded: others prefilled, or blocks were short."""
@@ -277,15 +300,23 @@ class Transfer:
     def slot(self) -> int:
         """Row of the block tables; -1 for a store."""
     @property
-    def first_token(self) -> int: ...
+    def first_token(self) -> int:
+        """The transfer covers tokens [first_token, num_tokens) of group 0; what other groups need to go on at
+        num_tokens is in the arrays."""
     @property
     def num_tokens(self) -> int: ...
     @property
+    def groups(self) -> NDArray[np.int32]:
+        """[n] the cache group of each block. Whole blocks are copied."""
+    @property
+    def columns(self) -> NDArray[np.int32]:
+        """[n] its place in the sequence, in blocks; 0 for a state. [0] for a store."""
+    @property
     def device_blocks(self) -> NDArray[np.int32]:
-        """[n], of a store or a load, pairwise with host_blocks."""
+        """[n] block numbers of the group."""
     @property
     def host_blocks(self) -> NDArray[np.int32]:
-        """[n]"""
+        """[n] of a store or a load: block i of host parent p is number p * blocks_per_parent + i. [0] otherwise."""
 
 class BlockStored:
     """A full block became reusable. On the device its parent was stored before it."""
@@ -340,7 +371,7 @@ class Scheduler:
         "keep": nothing is planned. Submitting goes on. Raises ValueError: unknown mode."""
     def resume(self) -> None: ...
     def block_tables(self, group: int = 0) -> NDArray[np.int32]:
-        """[num_slots, ceil(max_model_len / block_size)] (a state group: [num_slots, 1]), a live read-only view. While a request lives in a row its
+        """[num_slots, ceil(max_model_len / block_size)] (a state group: [num_slots, verify_width]), a live read-only view. While a request lives in a row its
         cells are only appended; the row is not used again while a step in flight reads it."""
     def has_work(self) -> bool:
         """Whether a request is live or a step is in flight."""

@@ -125,9 +125,8 @@ void KvCache::PublishTail(Residence& residence, const Content& content, int32_t 
   const auto i = static_cast<size_t>(column);
   const auto tail =
       content.tokens.subspan(static_cast<size_t>(start), static_cast<size_t>(num_settled - start));
-  const BlockId node =
-      index_.PublishTail(residence.tip(), residence.identity_, std::move(residence.columns_[i]),
-                         tail, !HasStateGroup());
+  const BlockId node = index_.PublishTail(residence.tip(), residence.identity_,
+                                          std::move(residence.columns_[i]), tail, !HasStateGroup());
   if (!node.valid()) return;
   for (int32_t g = 1; g < num_groups(); ++g) {
     SideColumns& side = residence.sides_[static_cast<size_t>(g) - 1];

@@ -2,8 +2,8 @@
 //
 // What a request owns in one cache group beyond the first. Window: one block a column, private or
 // shared, those behind the window let go. State: working states, one for each token that a row may
-// keep, and saved states that wait until the index has the node they belong to. Part of a `Residence`; built and changed
-// by `KvCache` only.
+// keep, and saved states that wait until the index has the node they belong to. Part of a
+// `Residence`; built and changed by `KvCache` only.
 
 #pragma once
 

@@ -70,7 +70,8 @@ bool Scheduler::Admit(Draft& draft, Request& request) {
   const int32_t num_tokens = request.log.size();
   const bool receives =
       config_.role == Role::kDecode && std::holds_alternative<Submitted>(request.state);
-  const Start start = receives ? Start{{request.hit, {}}, num_tokens} : FindStart(request, identity);
+  const Start start =
+      receives ? Start{{request.hit, {}}, num_tokens} : FindStart(request, identity);
   const int32_t num_here = start.hit.path.num_blocks * config_.block_size;
   const int32_t num_cached = receives ? num_here : start.num_tokens;
 

@@ -38,9 +38,9 @@ struct Plan {
   std::vector<int64_t> request_ids;
   std::vector<int32_t> slots;
   std::vector<int32_t> query_lens;
-  std::vector<int32_t> context_lens;  // tokens in the cache before this step's query, at most
+  std::vector<int32_t> context_lens;   // tokens in the cache before this step's query, at most
   std::vector<int32_t> context_slack;  // drafts in flight: the context may be less by as many
-  std::vector<uint8_t> samples;       // whether the row's last position yields tokens
+  std::vector<uint8_t> samples;        // whether the row's last position yields tokens
   std::vector<int32_t> prompt_token_ids;
   std::vector<int32_t> new_slots;
   std::vector<int64_t> new_slot_request_ids;

@@ -26,9 +26,7 @@ uint64_t Next(uint64_t prefix, int32_t token) {
 }  // namespace
 
 DeviceModel::DeviceModel(const SchedulerConfig& config)
-    : block_size_(config.block_size),
-      width_(config.verify_width),
-      groups_(config.groups) {
+    : block_size_(config.block_size), width_(config.verify_width), groups_(config.groups) {
   const auto cells_in = [&](int32_t parents, const CacheGroup& group) {
     return static_cast<size_t>(parents * group.blocks_per_parent * config.block_size);
   };
@@ -76,8 +74,10 @@ void DeviceModel::Finish(const Transfer& transfer, bool ok) {
   for (size_t i = 0; i < transfer.device_blocks.size(); ++i) {
     const auto group = static_cast<size_t>(transfer.groups[i]);
     for (int32_t k = 0; k < block_size_; ++k) {
-      Cell& device = cells_[group][static_cast<size_t>(transfer.device_blocks[i] * block_size_ + k)];
-      Cell& host = host_cells_[group][static_cast<size_t>(transfer.host_blocks[i] * block_size_ + k)];
+      Cell& device =
+          cells_[group][static_cast<size_t>(transfer.device_blocks[i] * block_size_ + k)];
+      Cell& host =
+          host_cells_[group][static_cast<size_t>(transfer.host_blocks[i] * block_size_ + k)];
       (stores ? host : device) = ok ? (stores ? device : host) : Cell();
     }
   }

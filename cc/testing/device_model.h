@@ -103,7 +103,7 @@ class DeviceModel {
   int32_t width_;
   int64_t version_ = 0;
   std::vector<CacheGroup> groups_;
-  std::vector<std::vector<Cell>> cells_;  // by group; a state's block uses its first cell
+  std::vector<std::vector<Cell>> cells_;       // by group; a state's block uses its first cell
   std::vector<std::vector<Cell>> host_cells_;  // likewise
   std::vector<Table> tables_;                  // by group
   std::map<int64_t, Sequence> sequences_;

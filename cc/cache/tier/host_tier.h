@@ -146,10 +146,10 @@ class HostTier {
   Entry& at(HostId entry) { return entries_[entry.index()]; }
   const Entry& at(HostId entry) const { return entries_[entry.index()]; }
 
-  BlockPool parents_;                               // keeps number 0 for itself
-  std::vector<std::unique_ptr<GroupPool>> split_;   // by group; none for one of whole parents
-  std::vector<int32_t> first_entry_;                // by group
-  std::vector<Entry> entries_;                      // by group, then block
+  BlockPool parents_;                                   // keeps number 0 for itself
+  std::vector<std::unique_ptr<GroupPool>> split_;       // by group; none for one of whole parents
+  std::vector<int32_t> first_entry_;                    // by group
+  std::vector<Entry> entries_;                          // by group, then block
   std::unordered_map<Name, HostId, NameHash> by_hash_;  // never iterated
   EvictOrder<HostId> evict_order_;
   KvEventLog events_;
