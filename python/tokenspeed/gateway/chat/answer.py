@@ -40,7 +40,7 @@ class Answer:
         return Usage(
             prompt_tokens=sum(map(len, self._job.prompts)),
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
-            cached_tokens=sum(self._cached),
+            cached_by_prompt=self._cached,
             reasoning_tokens=self._reasoning_tokens,
         )
 

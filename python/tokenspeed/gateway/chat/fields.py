@@ -148,10 +148,15 @@ def parse_body(body: bytes, kind: type[T]) -> tuple[T, dict[str, Any]]:
     if not isinstance(fields, dict):
         raise ApiError(400, "invalid_json", "the body must be a JSON object")
     refuse_by_name(fields, kind)
+    return convert(fields, kind, ""), fields
+
+
+def convert(fields: Mapping[str, Any], kind: type[T], where: str) -> T:
+    """`fields` as a `kind`; `where` is the path of their object in the body. Raises `ApiError` 400."""
     try:
-        return msgspec.convert(fields, kind), fields
+        return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise _invalid_field(str(error)) from None
+        raise _invalid_field(str(error), where) from None
 
 
 def refuse_by_name(fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
@@ -166,10 +171,10 @@ def refuse_by_name(fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> Non
             raise invalid(name, "unsupported_parameter", f"{name} is not supported: {reason}")
 
 
-def _invalid_field(text: str) -> ApiError:
+def _invalid_field(text: str, where: str) -> ApiError:
     """The sentence of msgspec, `... - at `$.path``, as an error with a parameter."""
     sentence, _, path = text.partition(" - at `$")
-    param = path.rstrip("`").lstrip(".")
+    param = (where + path.rstrip("`")).lstrip(".")
     missing = re.match(r"Object missing required field `([^`]+)`", sentence)
     if missing:
         param = f"{param}.{missing[1]}" if param else missing[1]

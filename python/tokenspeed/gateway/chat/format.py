@@ -29,9 +29,14 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
+    cached_by_prompt: Sequence[int]
     reasoning_tokens: int | None
     """Part of the completion; None where no parser tells them apart."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed."""
+        return sum(self.cached_by_prompt)
 
     def as_json(self) -> bytes:
         """OpenAI's usage object."""

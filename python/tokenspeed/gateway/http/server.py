@@ -19,8 +19,10 @@ from tokenspeed.gateway.chat.chat_request import chat_job
 from tokenspeed.gateway.chat.completion_request import completion_job
 from tokenspeed.gateway.chat.fields import parse_body
 from tokenspeed.gateway.chat.format import encode_json
+from tokenspeed.gateway.chat.generate_request import generate_job
 from tokenspeed.gateway.chat.messages_format import messages_error
 from tokenspeed.gateway.chat.messages_request import count_tokens, messages_job
+from tokenspeed.gateway.chat.parse_request import parse_calls, parse_reasoning
 from tokenspeed.gateway.http.auth import KeyCheck
 from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.http.service import MakeJob, Service
@@ -68,6 +70,9 @@ class Server:
                 web.post("/v1/completions", self._generation(completion_job)),
                 web.post("/v1/messages", self._generation(messages_job)),
                 web.post("/v1/messages/count_tokens", self._count_tokens),
+                web.post("/generate", self._generation(generate_job)),
+                web.post("/parse/function_call", self._parse_calls),
+                web.post("/parse/reasoning", self._parse_reasoning),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{id:.+}", self._model),
                 web.post("/v1/tokenize", self._tokenize),
@@ -160,6 +165,14 @@ class Server:
             "owned_by": "tokenspeed",
             "max_model_len": limit,
         }
+
+    async def _parse_calls(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers)
+        return web.Response(body=parse_calls(await request.read(), self._service.model), content_type=_JSON)
+
+    async def _parse_reasoning(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers)
+        return web.Response(body=parse_reasoning(await request.read(), self._service.model), content_type=_JSON)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""`/generate` and `/parse/*` through the real server, against a scripted engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tokenspeed.gateway.testing.fake_engine import END_TOKEN, Step, replying
+from tokenspeed.gateway.testing.running import RunningGateway, ids
+from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
+
+
+def echo(request: TokenizedGenerateReqInput) -> Iterator[Step]:
+    for step in replying(request.input_ids[::-1])(request):
+        yield Step(step.tokens, step.finish, cached=len(request.input_ids) - 1)
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    with RunningGateway([echo]) as running:
+        yield running
+
+
+def test_one_text_is_answered_by_one_object(gateway: RunningGateway) -> None:
+    body = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 9}, "rid": "mine"}
+    status, answer = gateway.post("/generate", body)
+    assert status == 200
+    assert (answer["text"], answer["output_ids"]) == ("cba", [*ids("cba"), END_TOKEN])
+    info = answer["meta_info"]
+    assert info["id"] == "mine"
+    assert info["finish_reason"] == {"type": "stop", "matched": END_TOKEN}
+    assert (info["prompt_tokens"], info["completion_tokens"], info["cached_tokens"]) == (3, 4, 2)
+    assert info["e2e_latency"] > 0
+    assert gateway.engines[0].seen.requests[-1].sampling_params.max_new_tokens == 9
+
+
+def test_lists_and_choices_are_answered_by_lists(gateway: RunningGateway) -> None:
+    def ask(body: dict[str, Any]) -> list[Any]:
+        return json.loads(gateway.request("POST", "/generate", body)[2])
+
+    answer = ask({"input_ids": [ids("ab"), ids("xyz")], "sampling_params": {"n": 2}})
+    assert [(item["index"], item["text"]) for item in answer] == [(0, "ba"), (1, "ba"), (2, "zyx"), (3, "zyx")]
+    assert [item["meta_info"]["cached_tokens"] for item in answer] == [1, 1, 2, 2]
+    assert [item["text"] for item in ask({"text": ["a"]})] == ["a"]
+
+
+def test_a_stream_tells_the_text_so_far_and_ends_with_the_whole_answer(gateway: RunningGateway) -> None:
+    body = {"text": "abc", "return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    events = gateway.stream("/generate", body)
+    assert events[-1] == "[DONE]"
+    objects = [json.loads(event) for event in events[:-1]]
+    texts = [item["text"] for item in objects]
+    assert texts == sorted(texts, key=len) and texts[-1] == "cba"
+    _, whole = gateway.post("/generate", body)
+    for item in (objects[-1], whole):
+        item["meta_info"].pop("e2e_latency")
+        item["meta_info"].pop("id")
+    assert objects[-1] == whole
+    info = whole["meta_info"]
+    assert info["output_token_logprobs"][0] == [-0.5, ids("c")[0], "c"]
+    assert [len(top) for top in info["output_top_logprobs"]] == [2] * len(info["output_token_logprobs"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text"),
+        ({"text": "a", "input_ids": [5]}, "text"),
+        ({"text": []}, "text"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [999999]}, "input_ids"),
+        ({"text": "a", "sampling_params": {"temperature": "hot"}}, "sampling_params.temperature"),
+        ({"text": "a", "sampling_params": {"beam_width": 3}}, "sampling_params.beam_width"),
+        ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "lora_path": "x"}, "lora_path"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens"),
+    ],
+)
+def test_bad_fields_are_named(gateway: RunningGateway, body: dict[str, Any], param: str) -> None:
+    status, answer = gateway.post("/generate", body)
+    assert (status, answer["error"]["param"]) == (400, param), answer
+
+
+def test_texts_can_be_parsed_alone(gateway: RunningGateway) -> None:
+    text = 'Yes.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"text": text, "tools": tools, "tool_call_parser": "hermes"}
+    expected: dict[str, Any] = {"normal_text": "Yes.", "calls": [{"name": "f", "parameters": '{"a": 1}'}]}
+    assert gateway.post("/parse/function_call", body) == (200, expected)
+    body = {"text": "<think>hm</think>Yes.", "reasoning_parser": "deepseek_r1"}
+    assert gateway.post("/parse/reasoning", body) == (200, {"text": "Yes.", "reasoning_text": "hm"})
+    status, answer = gateway.post("/parse/reasoning", {"text": "", "reasoning_parser": "nobody"})
+    assert (status, answer["error"]["param"]) == (400, "reasoning_parser")
+    assert gateway.post("/parse/reasoning", {"text": "plain"}) == (200, {"text": "plain", "reasoning_text": ""})
