@@ -142,6 +142,8 @@ def attention(
     num_rows: int,
     scale: float,
     window: int,
+    softcap: float,
+    sinks: int,
     out: int,
     /,
 ) -> None: ...

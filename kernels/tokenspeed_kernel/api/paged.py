@@ -56,6 +56,8 @@ def attention(
     meta: AttentionMetadata,
     scale: float,
     window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of every row's queries over the row's cached keys and values.
 
@@ -64,13 +66,16 @@ def attention(
     meta: where the rows lie; see `AttentionMetadata`. This step's keys must already be stored.
     scale: factor on q . k, usually D ** -0.5.
     window: each query sees the last `window` positions, its own included; 0 means all.
+    softcap: scores s become softcap * tanh(s / softcap) before the softmax (Gemma 2); 0 leaves them.
+    sinks: float32 [Hq] or None; a logit of each head that takes part in the softmax and has no value (gpt-oss).
 
     Returns a contiguous [T, Hq, D] in q's dtype; softmax and sums in float32. Rows with no query produce nothing.
     """
     _, num_kv_heads, block_size, head_dim = k_cache.shape
     group = q.shape[1] // num_kv_heads
-    return solve(ops.ATTENTION_PAGED, q.device.type, q.dtype, head_dim, group, block_size, window > 0, k_cache.dtype)(
-        q, k_cache, v_cache, meta, scale, window
+    traits = (head_dim, group, block_size, window > 0, k_cache.dtype, softcap > 0, sinks is not None)
+    return solve(ops.ATTENTION_PAGED, q.device.type, q.dtype, *traits)(
+        q, k_cache, v_cache, meta, scale, window, softcap, sinks
     )
 
 

@@ -68,6 +68,8 @@ def paged_attention(
     meta: AttentionMetadata,
     scale: float,
     window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Online softmax over tiles of keys at absolute positions. ValueError for what does not fit together."""
     num_tokens, num_heads, head_dim = q.shape
@@ -89,6 +91,14 @@ def paged_attention(
         *row_arguments(meta),
         scale,
         window,
+        softcap,
+        0 if sinks is None else _sinks_address(sinks, num_heads),
         out.data_ptr(),
     )
     return out
+
+
+def _sinks_address(sinks: torch.Tensor, num_heads: int) -> int:
+    if sinks.shape != (num_heads,) or sinks.dtype is not torch.float32 or not sinks.is_contiguous():
+        raise ValueError(f"sinks must be contiguous float32 [{num_heads}], got {sinks.dtype} {list(sinks.shape)}")
+    return sinks.data_ptr()

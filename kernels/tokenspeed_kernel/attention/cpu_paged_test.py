@@ -39,7 +39,12 @@ def sequence(length: int, seed: int, group: int = 3, head_dim: int = HEAD_DIM) -
 
 
 def attend(
-    rows: list[tuple[Sequence, int, int]], block_size: int = 16, window: int = 0, by_reference: bool = False
+    rows: list[tuple[Sequence, int, int]],
+    block_size: int = 16,
+    window: int = 0,
+    by_reference: bool = False,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """Each row's queries [begin, end) over keys [0, end); free cache memory is NaN. Returns each row's output."""
     head_dim = rows[0][0].q.shape[2]
@@ -59,7 +64,7 @@ def attend(
     meta = api.AttentionMetadata(tables, starts, ends, max(lens), int(ends.max()), 0)
     q = torch.cat([item.q[begin:end] for item, begin, end in rows])
     run = reference if by_reference else api.attention
-    out = run(q, k_cache, v_cache, meta, head_dim**-0.5, window)
+    out = run(q, k_cache, v_cache, meta, head_dim**-0.5, window, softcap, sinks)
     return list(out.split(lens))
 
 
@@ -71,6 +76,19 @@ def test_mixed_rows_agree_with_the_reference(window: int, block_size: int, head_
     got = attend(rows, block_size, window)
     want = attend(rows, block_size, window, by_reference=True)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_soft_cap_and_sinks_agree_with_the_reference_and_keep_the_bits_of_a_row_alone(window: int) -> None:
+    rows = [(sequence(end, end), begin, end) for begin, end in [(0, 1), (127, 128), (399, 400), (50, 200)]]
+    sinks = torch.randn(KV_HEADS * 3, generator=torch.Generator().manual_seed(11)) * 4
+    sinks[1] = 60.0  # far above every score
+    for softcap, some in ((2.0, None), (0.0, sinks), (3.0, sinks)):
+        got = attend(rows, window=window, softcap=softcap, sinks=some)
+        want = attend(rows, window=window, softcap=softcap, sinks=some, by_reference=True)
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want, strict=True))
+        for row, amid in zip(rows, got, strict=True):
+            assert torch.equal(attend([row], window=window, softcap=softcap, sinks=some)[0], amid)
 
 
 @pytest.mark.parametrize("window", [0, 100])
@@ -129,7 +147,7 @@ def call(**changes: torch.Tensor) -> torch.Tensor:
         "kv_lens": torch.tensor([3], dtype=torch.int32),
     } | changes
     meta = api.AttentionMetadata(parts["block_tables"], parts["query_start"], parts["kv_lens"], 1, 3, 1)
-    return api.attention(parts["q"], parts["k_cache"], parts["v_cache"], meta, 1.0)
+    return api.attention(parts["q"], parts["k_cache"], parts["v_cache"], meta, 1.0, sinks=parts.get("sinks"))
 
 
 def ints(*values: int) -> torch.Tensor:
@@ -149,6 +167,7 @@ def ints(*values: int) -> torch.Tensor:
         ({"query_start": ints(0)}, "number of rows"),
         ({"q": torch.zeros(1, 3, HEAD_DIM)}, "does not fit a cache"),
         ({"q": torch.zeros(1, HEAD_DIM, 2).transpose(1, 2)}, "must be adjacent"),
+        ({"sinks": torch.zeros(3)}, r"sinks must be contiguous float32 \[2\]"),
         ({"v_cache": torch.zeros(3, KV_HEADS, 16, HEAD_DIM)}, "one shape"),
     ],
 )

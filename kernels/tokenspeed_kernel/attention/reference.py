@@ -23,6 +23,8 @@ def paged_attention(
     meta: AttentionMetadata,
     scale: float,
     window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Softmax over the visible positions of every row's own blocks."""
     out = torch.empty_like(q)
@@ -32,7 +34,8 @@ def paged_attention(
         if first < last:
             keys = _gather(k_cache, meta.block_tables[row], kv_len)
             values = _gather(v_cache, meta.block_tables[row], kv_len)
-            out[first:last] = _attend(q[first:last], keys, values, scale, window).to(q.dtype)
+            scores = _scores(q[first:last], keys, scale, window, softcap)
+            out[first:last] = _mix(scores, values, sinks).to(q.dtype)
     return out
 
 
@@ -43,10 +46,9 @@ def _gather(cache: torch.Tensor, table: torch.Tensor, kv_len: int) -> torch.Tens
     return blocks.transpose(0, 1).flatten(1, 2)[:, :kv_len]
 
 
-def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int) -> torch.Tensor:
-    """Queries [L, Hq, D] are the last L of the positions in keys and values [Hk, N, D]; returns float32 [L, Hq, D]."""
-    group = q.shape[1] // keys.shape[0]
-    keys, values = keys.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
+def _scores(q: torch.Tensor, keys: torch.Tensor, scale: float, window: int, softcap: float) -> torch.Tensor:
+    """float32 [Hq, L, N], -inf where hidden. Queries [L, Hq, D] are the last L of the positions in keys [Hk, N, D]."""
+    keys = keys.repeat_interleave(q.shape[1] // keys.shape[0], dim=0)
     kv_len = keys.shape[1]
     at = torch.arange(kv_len - q.shape[0], kv_len, device=q.device)[:, None]
     key_at = torch.arange(kv_len, device=q.device)[None, :]
@@ -54,5 +56,15 @@ def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: fl
     if window > 0:
         hidden |= key_at <= at - window
     scores = torch.einsum("lhd,hnd->hln", q.float(), keys) * scale
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    return scores.masked_fill(hidden, float("-inf"))
+
+
+def _mix(scores: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """float32 [L, Hq, D]: values [Hk, N, D] by the softmax of the scores, in which sinks take part."""
+    values = values.repeat_interleave(scores.shape[0] // values.shape[0], dim=0)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:2], 1)], dim=2)
+    weights = scores.softmax(dim=-1)[:, :, : values.shape[1]]
     return torch.einsum("hln,hnd->lhd", weights, values)

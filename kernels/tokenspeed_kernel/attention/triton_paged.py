@@ -11,6 +11,7 @@ Softmax works on base-2 exponents: scores carry the factor log2(e).
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 import triton
@@ -38,12 +39,14 @@ def _dot(a, b, acc, PRECISION: tl.constexpr):
 @triton.jit
 def _attend(
     q, acc, peak, total, k_cache, v_cache, table, first, last, query_at, key_end,
-    stride_block, WINDOW: tl.constexpr, MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    stride_block, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     TILE_D: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys of positions [first, last), a multiple of TILE_N apart, into the running softmax.
 
-    q [M, D] is scaled; query_at [M] are its positions; keys at or past key_end don't exist.
+    q [M, D] is scaled; query_at [M] are its positions; keys at or past key_end don't exist. CAP: the soft cap in the
+    scores' unit, 0 for none.
     """
     dim = tl.arange(0, TILE_D)
     whole_dim: tl.constexpr = TILE_D == HEAD_DIM
@@ -63,6 +66,9 @@ def _attend(
             key = tl.load(k_cache + slot[:, None] + dim[None, :])
             value = tl.load(v_cache + slot[:, None] + dim[None, :])
         scores = _dot(q, tl.trans(key), None, PRECISION)
+        if CAP > 0:
+            # cap * tanh(s / cap), tanh(x) = 1 - 2 / (e^(2 x) + 1)
+            scores = CAP - 2 * CAP / (tl.exp(scores * (2 / CAP)) + 1)
         if MASKED:
             seen = exists[None, :] & (at[None, :] <= query_at[:, None])
             if WINDOW > 0:
@@ -81,10 +87,19 @@ def _attend(
 
 
 @triton.jit
+def _with_sink(acc, peak, total, sink):
+    """Fold in a key of score `sink` (base-2, a row or one for all) that has no value."""
+    new_peak = tl.maximum(peak, sink)
+    shrink = tl.exp2(peak - new_peak)
+    return acc * shrink[:, None], new_peak, total * shrink + tl.exp2(sink - new_peak)
+
+
+@triton.jit
 def decode_kernel(
-    q, k_cache, v_cache, block_tables, kv_lens, out, partial, stats, scale,
+    q, k_cache, v_cache, block_tables, kv_lens, sinks, out, partial, stats, scale,
     stride_qt, stride_qh, stride_table, num_heads, num_kv_heads,
-    WINDOW: tl.constexpr, GROUP: tl.constexpr, TILE_M: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    GROUP: tl.constexpr, TILE_M: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, TILE_D: tl.constexpr, TILE_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -113,8 +128,11 @@ def decode_kernel(
     acc, peak, total = _attend(
         query, acc, peak, total, k_cache + offset, v_cache + offset, block_tables + row * stride_table,
         begin, end, query_at, end, num_kv_heads * BLOCK_SIZE * HEAD_DIM,
-        WINDOW, True, BLOCK_SIZE, HEAD_DIM, TILE_D, TILE_N, PRECISION,
+        WINDOW, CAP, True, BLOCK_SIZE, HEAD_DIM, TILE_D, TILE_N, PRECISION,
     )  # fmt: skip
+    if SINKS and split == 0:
+        sink = tl.load(sinks + head, mask=member < GROUP, other=0.0) * 1.4426950408889634
+        acc, peak, total = _with_sink(acc, peak, total, sink)
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if NUM_SPLITS == 1:
         place = (row * num_heads + head)[:, None] * HEAD_DIM + dim[None, :]
@@ -144,9 +162,10 @@ def merge_kernel(
 
 @triton.jit(do_not_specialize=["first_row"])
 def prefill_kernel(
-    q, k_cache, v_cache, block_tables, query_start, kv_lens, out, scale,
+    q, k_cache, v_cache, block_tables, query_start, kv_lens, sinks, out, scale,
     stride_qt, stride_qh, stride_table, num_heads, num_kv_heads, first_row,
-    WINDOW: tl.constexpr, GROUP: tl.constexpr, TILE_M: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    GROUP: tl.constexpr, TILE_M: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, TILE_D: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """TILE_M queries of one row and one head. The longest tiles come first: the grid's first axis counts down."""
@@ -180,15 +199,27 @@ def prefill_kernel(
         end = tl.minimum(context + skipped + TILE_M, kv_len)
         acc, peak, total = _attend(
             query, acc, peak, total, k_cache + offset, v_cache + offset, table, first, whole, query_at, kv_len,
-            stride_block, WINDOW, False, BLOCK_SIZE, HEAD_DIM, TILE_D, TILE_N, PRECISION,
+            stride_block, WINDOW, CAP, False, BLOCK_SIZE, HEAD_DIM, TILE_D, TILE_N, PRECISION,
         )  # fmt: skip
         acc, peak, total = _attend(
             query, acc, peak, total, k_cache + offset, v_cache + offset, table, whole, end, query_at, kv_len,
-            stride_block, WINDOW, True, BLOCK_SIZE, HEAD_DIM, TILE_D, TILE_N, PRECISION,
+            stride_block, WINDOW, CAP, True, BLOCK_SIZE, HEAD_DIM, TILE_D, TILE_N, PRECISION,
         )  # fmt: skip
+        if SINKS:
+            sink = tl.load(sinks + head) * 1.4426950408889634
+            acc, peak, total = _with_sink(acc, peak, total, sink)
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         place = (token * num_heads + head)[:, None] * HEAD_DIM + dim[None, :]
         tl.store(out + place, acc.to(out.dtype.element_ty), mask=there)
+
+
+class _Rule(NamedTuple):
+    """What decides the softmax; scale and cap carry the factor log2(e)."""
+
+    scale: float
+    window: int
+    cap: float
+    sinks: torch.Tensor | None
 
 
 def _head_dim_fits(head_dim: int) -> bool:
@@ -214,14 +245,17 @@ def paged_attention(
     meta: AttentionMetadata,
     scale: float,
     window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Up to three launches: decode, its merge, prefill. Their number depends on the metadata's host integers only."""
     _check(q, k_cache, v_cache, meta)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    rule = _Rule(scale * _LOG2E, window, softcap * _LOG2E, sinks)
     if meta.num_decode_rows:
-        _decode(q, k_cache, v_cache, meta, scale * _LOG2E, window, out)
+        _decode(q, k_cache, v_cache, meta, rule, out)
     if meta.num_decode_rows < meta.kv_lens.shape[0]:
-        _prefill(q, k_cache, v_cache, meta, scale * _LOG2E, window, out)
+        _prefill(q, k_cache, v_cache, meta, rule, out)
     return out
 
 
@@ -240,8 +274,7 @@ def _decode(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     meta: AttentionMetadata,
-    scale: float,
-    window: int,
+    rule: _Rule,
     out: torch.Tensor,
 ) -> None:
     _, num_kv_heads, block_size, head_dim = k_cache.shape
@@ -254,9 +287,10 @@ def _decode(
         stats = torch.empty(rows, num_heads, splits, dtype=torch.float32, device=q.device)
     group = num_heads // num_kv_heads
     decode_kernel[(rows, num_kv_heads, splits)](
-        q, k_cache, v_cache, meta.block_tables, meta.kv_lens, out, partial, stats, scale,
+        q, k_cache, v_cache, meta.block_tables, meta.kv_lens, rule.sinks, out, partial, stats, rule.scale,
         q.stride(0), q.stride(1), meta.block_tables.stride(0), num_heads, num_kv_heads,
-        WINDOW=window, GROUP=group, TILE_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
+        WINDOW=rule.window, CAP=rule.cap, SINKS=rule.sinks is not None,
+        GROUP=group, TILE_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, TILE_D=tile_d, TILE_N=_TILE_N, NUM_SPLITS=splits, PRECISION=_precision(q),
         num_warps=4, num_stages=3 if q.element_size() == 2 else 2,
     )  # fmt: skip
@@ -271,8 +305,7 @@ def _prefill(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     meta: AttentionMetadata,
-    scale: float,
-    window: int,
+    rule: _Rule,
     out: torch.Tensor,
 ) -> None:
     _, num_kv_heads, block_size, head_dim = k_cache.shape
@@ -281,9 +314,10 @@ def _prefill(
     tile_m = min(128 if half and head_dim <= 128 else 64, max(16, triton.next_power_of_2(meta.max_query_len)))
     grid = (triton.cdiv(meta.max_query_len, tile_m), num_heads, meta.kv_lens.shape[0] - first)
     prefill_kernel[grid](
-        q, k_cache, v_cache, meta.block_tables, meta.query_start, meta.kv_lens, out, scale,
+        q, k_cache, v_cache, meta.block_tables, meta.query_start, meta.kv_lens, rule.sinks, out, rule.scale,
         q.stride(0), q.stride(1), meta.block_tables.stride(0), num_heads, num_kv_heads, first,
-        WINDOW=window, GROUP=num_heads // num_kv_heads, TILE_M=tile_m, BLOCK_SIZE=block_size,
+        WINDOW=rule.window, CAP=rule.cap, SINKS=rule.sinks is not None,
+        GROUP=num_heads // num_kv_heads, TILE_M=tile_m, BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, TILE_D=triton.next_power_of_2(head_dim), TILE_N=_TILE_N if half else 32,
         PRECISION=_precision(q), num_warps=8 if tile_m == 128 else 4, num_stages=3 if half else 2,
     )  # fmt: skip

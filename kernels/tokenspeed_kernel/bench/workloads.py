@@ -147,7 +147,7 @@ def _attention(model: Model, dtype: torch.dtype, generator: torch.Generator, on_
         pairs = query_len * (2 * kv_len - query_len + 1) // 2
         yield Workload(
             "attention.paged", f"{rows} rows of {query_len} after {kv_len - query_len}", dtype,
-            (q, *caches, meta, model.head_dim**-0.5, 0), 2 * _size(q) + _size(*caches),
+            (q, *caches, meta, model.head_dim**-0.5, 0, 0.0, None), 2 * _size(q) + _size(*caches),
             4 * rows * pairs * model.heads * model.head_dim, _torch_attention, _dense_attention,
             {
                 "head_dim": model.head_dim,
@@ -155,6 +155,8 @@ def _attention(model: Model, dtype: torch.dtype, generator: torch.Generator, on_
                 "block_size": _BLOCK_SIZE,
                 "windowed": False,
                 "kv_dtype": dtype,
+                "softcap": False,
+                "sinks": False,
             },
         )  # fmt: skip
 
@@ -222,7 +224,7 @@ def _dense_weight(args: Args) -> Args:
 
 def _dense_attention(args: Args) -> Args:
     """Queries, keys and values as [rows, heads, length, D], gathered from the blocks."""
-    q, k_cache, v_cache, meta, scale, _ = args
+    q, k_cache, v_cache, meta, scale, *_ = args
     return _dense_rows(q, [cache.transpose(1, 2) for cache in (k_cache, v_cache)], meta, scale)
 
 

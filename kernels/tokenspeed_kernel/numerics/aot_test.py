@@ -35,14 +35,17 @@ class Build(NamedTuple):
 
 
 _TILES = {"GROUP": 4, "BLOCK_SIZE": 16, "HEAD_DIM": 128, "TILE_D": 128, "TILE_N": 64, "PRECISION": "tf32", "WINDOW": 0}
+_TILES |= {"CAP": 0.0, "SINKS": False}
 _PAGED = {
     **dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16"),
     **dict.fromkeys(("block_tables", "kv_lens"), "*i32"),
+    "sinks": "*fp32",
     "scale": "fp32",
 }
 _LATENT = {
     **dict.fromkeys(("q", "cache", "out"), "*bf16"),
     **dict.fromkeys(("block_tables", "kv_lens", "query_start"), "*i32"),
+    "sinks": "*fp32",
     "scale": "fp32",
 }
 _LATENT_TILES = {
@@ -77,6 +80,17 @@ BUILDS = {
         decode_kernel,
         {**_PAGED, "partial": "*bf16", "stats": "*bf16"},
         {**_TILES, "TILE_M": 16, "NUM_SPLITS": 1, "WINDOW": 512},
+    ),
+    "decode, whole, capped, with sinks": Build(
+        decode_kernel,
+        {**_PAGED, "partial": "*bf16", "stats": "*bf16"},
+        {**_TILES, "TILE_M": 16, "NUM_SPLITS": 1, "CAP": 72.0, "SINKS": True},
+    ),
+    "prefill, windowed, with sinks": Build(
+        prefill_kernel,
+        {**_PAGED, "query_start": "*i32"},
+        {**_TILES, "TILE_M": 128, "WINDOW": 128, "SINKS": True},
+        8,
     ),
     "merge": Build(
         merge_kernel,

@@ -98,10 +98,12 @@ _ATTENTION_ROWS: dict[str, list[tuple[int, int]]] = {
 
 def _attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
     for label, rows in _ATTENTION_ROWS.items():
-        for heads, kv_heads, head_dim, block_size, window in (
-            (3, 1, 64, 16, 0),
-            (4, 4, 32, 16, 20),
-            (8, 2, 128, 32, 0),
+        for heads, kv_heads, head_dim, block_size, window, softcap, sunk in (
+            (3, 1, 64, 16, 0, 0.0, False),
+            (4, 4, 32, 16, 20, 0.0, False),
+            (8, 2, 128, 32, 0, 0.0, False),
+            (8, 1, 64, 16, 24, 0.0, True),
+            (2, 2, 64, 16, 0, 3.0, False),
         ):
             meta, num_blocks = paged_metadata(generator, rows, block_size)
             tokens = int(meta.query_start[-1])
@@ -115,10 +117,14 @@ def _attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
                 "block_size": block_size,
                 "windowed": window > 0,
                 "kv_dtype": dtype,
+                "softcap": softcap > 0,
+                "sinks": sunk,
             }
-            name = f"{label}, {heads}/{kv_heads} heads of {head_dim}, window {window}"
+            sinks = normal(generator, heads, std=2.0) if sunk else None
+            name = f"{label}, {heads}/{kv_heads} heads of {head_dim}, window {window}, cap {softcap}, sinks {sunk}"
             queries = strided_tokens(q) if heads == 3 else q
-            yield Case("attention.paged", name, dtype, (queries, *caches, meta, head_dim**-0.5, window), traits=traits)
+            args = (queries, *caches, meta, head_dim**-0.5, window, softcap, sinks)
+            yield Case("attention.paged", name, dtype, args, traits=traits)
 
 
 def _latent_attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:

@@ -13,7 +13,7 @@ _NORM = ("hidden", "weight_dtype")
 
 ATTENTION_PAGED = declare_op(
     "attention.paged",
-    ("head_dim", "group_size", "block_size", "windowed", "kv_dtype"),
+    ("head_dim", "group_size", "block_size", "windowed", "kv_dtype", "softcap", "sinks"),
     "causal attention over paged keys and values, decode and prefill rows mixed",
 )
 ATTENTION_MLA = declare_op(

@@ -215,6 +215,10 @@ def test_experts_of_mixtral_and_qwen3_moe_and_gpt_oss(tmp_path: Path) -> None:
     qwen |= {"moe_intermediate_size": 24, "decoder_sparse_step": 2}
     assert load_model_config(folder_with(tmp_path, qwen)).moe == MoEConfig(16, 4, 24, (False, True), renormalize=False)
     assert load_model_config(folder_with(tmp_path, LLAMA)).moe is None
+    oss = MIXTRAL | {"architectures": ["GptOssForCausalLM"], "sliding_window": 128, "attention_bias": True}
+    config = load_model_config(folder_with(tmp_path, oss))
+    assert config.moe == MoEConfig(8, 2, 96, (True, True), router_bias=True, swiglu_alpha=1.702, swiglu_limit=7.0)
+    assert (config.attention_sinks, config.windows, config.qkv_bias, config.output_bias) == (True, (128, 0), True, True)
 
 
 @pytest.mark.parametrize(

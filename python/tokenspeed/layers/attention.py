@@ -32,8 +32,14 @@ class PagedAttention:
     gives = Placement.SHARDED
 
     def __init__(
-        self, layer: int, shape: AttentionShape, cos_sin: torch.Tensor, q_norm: RMSNorm | None, k_norm: RMSNorm | None
+        self,
+        layer: int,
+        shape: AttentionShape,
+        cos_sin: torch.Tensor,
+        norms: tuple[RMSNorm, RMSNorm] | None,
+        sinks: torch.Tensor | None,
     ) -> None:
+        """norms: of each head's query and key, or None. sinks: a logit of each head of this rank, or None."""
         self._layer = layer
         self._head_dim = shape.head_dim
         self._heads = shape.num_heads + 2 * shape.num_kv_heads
@@ -43,8 +49,10 @@ class PagedAttention:
         self._scale = shape.scale
         self._cos_sin = cos_sin
         self._norms = None
-        if q_norm is not None and k_norm is not None:
+        if norms is not None:
+            q_norm, k_norm = norms
             self._norms = HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps)
+        self._sinks = None if sinks is None else sinks.float()
 
     def __call__(self, qkv: torch.Tensor, batch: ForwardBatch, /) -> torch.Tensor:
         """[T, (Hq + 2 Hk) * D] to [T, Hq * D]; qkv is overwritten."""
@@ -52,6 +60,6 @@ class PagedAttention:
         k_cache, v_cache = batch.kv_caches[self._layer]
         slots = Slots(k_cache, v_cache, batch.slot_mapping)
         q = api.norm_rope_store(Heads(q, k, v), self._norms, batch.positions, self._cos_sin, slots)
-        scale, window = self._scale, self._window
-        out = batch.attend(q, lambda q, rows: api.attention(q, k_cache, v_cache, rows, scale, window))
+        scale, window, sinks = self._scale, self._window, self._sinks
+        out = batch.attend(q, lambda q, rows: api.attention(q, k_cache, v_cache, rows, scale, window, sinks=sinks))
         return out.view(-1, self._width)

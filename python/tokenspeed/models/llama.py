@@ -56,14 +56,18 @@ def attention(config: ModelConfig, weights: Weights, layer: int, cos_sin: torch.
     shape = AttentionShape(
         config.num_heads // ranks, config.num_kv_heads // ranks, head_dim, config.attention_scale, config.windows[layer]
     )
-    norms = [
-        RMSNorm(weights, name, head_dim, config.rms_norm_eps, config.norm_offset) if config.qk_norm else None
-        for name in ("q_norm", "k_norm")
-    ]
+    norms = None
+    if config.qk_norm:
+        eps, offset = config.rms_norm_eps, config.norm_offset
+        norms = (
+            RMSNorm(weights, "q_norm", head_dim, eps, offset),
+            RMSNorm(weights, "k_norm", head_dim, eps, offset),
+        )
+    sinks = weights.stacked_bias(["sinks"], [config.num_heads]) if config.attention_sinks else None
     return connect(
         weights.group,
         ColumnLinear(weights, ("q_proj", "k_proj", "v_proj"), (q_size, kv_size, kv_size), hidden, config.qkv_bias),
-        PagedAttention(layer, shape, cos_sin, *norms),
+        PagedAttention(layer, shape, cos_sin, norms, sinks),
         RowLinear(weights, "o_proj", hidden, q_size, config.output_bias),
     )
 

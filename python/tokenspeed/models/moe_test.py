@@ -38,6 +38,7 @@ SMALL: dict[str, Any] = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4},
+    "GptOss": {"num_local_experts": 4, "head_dim": 16, "sliding_window": 12},
     "Qwen3Moe": {"num_experts": 6, "moe_intermediate_size": 32, "head_dim": 16, "norm_topk_prob": True},
 }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.models.deepseek import DeepseekForCausalLM
 from tokenspeed.models.gemma3 import Gemma3ForCausalLM
+from tokenspeed.models.gpt_oss import GptOssForCausalLM
 from tokenspeed.models.llama import LlamaForCausalLM
 from tokenspeed.models.mixtral import MixtralForCausalLM
 from tokenspeed.models.model import Model
@@ -19,6 +20,7 @@ _MODELS: dict[str, type[Model]] = {
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
     "DeepseekV2ForCausalLM": DeepseekForCausalLM,
     "DeepseekV3ForCausalLM": DeepseekForCausalLM,
+    "GptOssForCausalLM": GptOssForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }

@@ -55,6 +55,14 @@ GEMMA_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
 }
 
+GPT_OSS = {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "head_dim": 32,
+    "sliding_window": 9,
+    "num_hidden_layers": 4,
+    "rope_parameters": YARN | {"rope_theta": 150000.0, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
+}
 QWEN3_MOE = {"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 32}
 
 DEEPSEEK = {
@@ -106,6 +114,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral with a window": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 9}),
+    "gpt-oss": ("GptOss", GPT_OSS),
+    "gpt-oss with an early clamp, without yarn": (
+        "GptOss",
+        GPT_OSS | {"swiglu_limit": 0.5, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    ),
     "qwen3-moe": ("Qwen3Moe", QWEN3_MOE | {"norm_topk_prob": True}),
     "qwen3-moe with layers of one network and scores that are not renormalised": (
         "Qwen3Moe",

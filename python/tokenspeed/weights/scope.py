@@ -51,7 +51,7 @@ class Weights:
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         """A dense [size] in the activations' dtype, on every rank whole. Raises ModelError."""
-        return self._on_device(self._dense_vector(name, size))
+        return self.on_device(self.whole(name, (size,)))
 
     def matrix(self, name: str, shape: tuple[int, int], split: Split) -> Weight:
         """A prepared [N, K], or our part of it. Raises ModelError."""
@@ -83,17 +83,19 @@ class Weights:
 
     def stacked_bias(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
         """Biases end to end, each split among the ranks."""
-        parts = [own_part(self._dense_vector(name, size), self.group) for name, size in zip(names, sizes)]
-        return self._on_device(torch.cat(parts))
+        parts = [own_part(self.whole(name, (size,)), self.group) for name, size in zip(names, sizes)]
+        return self.on_device(torch.cat(parts))
 
-    def _dense_vector(self, name: str, size: int) -> torch.Tensor:
-        weight = self.reader.read(self.prefix + name, (size,))
+    def whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The whole tensor as the file has it. Raises ModelError."""
+        weight = self.reader.read(self.prefix + name, shape)
         if isinstance(weight, PackedWeight):
             raise ModelError(f"{self.reader.where(self.prefix + name)} is packed ({weight.format}), expected dense")
         self.progress.advance()
         return weight
 
-    def _on_device(self, vector: torch.Tensor) -> torch.Tensor:
+    def on_device(self, vector: torch.Tensor) -> torch.Tensor:
+        """A copy in the activations' dtype."""
         # A copy: the file's pages must not stay mapped for a few numbers.
         return vector.to(device=self.device, dtype=self.dtype, copy=True)
 

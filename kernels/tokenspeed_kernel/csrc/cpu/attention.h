@@ -13,13 +13,12 @@
 #define TOKENSPEED_KERNEL_CSRC_CPU_ATTENTION_H_
 
 #include "kernels/tokenspeed_kernel/csrc/cpu/attention_plan.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/attention_softmax.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/linear.h"
 
 namespace tokenspeed::cpu::TS_CPU_ISA_NAMESPACE {
 namespace {
 
-constexpr int kTileKeys = 64;
-constexpr int kKeyPanels = kTileKeys / kLanes;
 #if defined(__AVX512F__)
 constexpr int kScoreRows = 6;
 constexpr int kScorePanels = 4;
@@ -228,43 +227,6 @@ TS_INLINE void Scores(const AttentionScratch& scratch, int64_t rows, int64_t num
   }
 }
 
-// Turns a row's scores into weights; positions outside [low, high) of the tile weigh nothing.
-// Updates the row's maximum and sum and rescales its output.
-TS_INLINE void SoftmaxRow(float* scores, int64_t num_panels, int64_t low, int64_t high,
-                          const SoftmaxState& state, int64_t row, int64_t value_dim) {
-  Vec score[kKeyPanels];
-  Vec largest = Broadcast(kNegInf);
-  const Vec below = Broadcast(static_cast<float>(low) - 0.5f);
-  const Vec above = Broadcast(static_cast<float>(high) - 0.5f);
-  for (int64_t p = 0; p < num_panels; ++p) {
-    const Vec at = Add(ToFloat(Iota()), Broadcast(static_cast<float>(p * kLanes)));
-    const Vec masked = SelectGreater(above, at, Load(scores + p * kLanes), Broadcast(kNegInf));
-    score[p] = SelectGreater(at, below, masked, Broadcast(kNegInf));
-    largest = Max(largest, score[p]);
-  }
-  const float tile_max = ReduceMax(largest);
-  const float old_max = state.max[row];
-  const float new_max = tile_max > old_max ? tile_max : old_max;
-  if (low >= high) {
-    for (int64_t p = 0; p < num_panels; ++p) Store(scores + p * kLanes, Zero());
-    return;
-  }
-  Vec sum = Zero();
-  for (int64_t p = 0; p < num_panels; ++p) {
-    const Vec weight = Exp(Sub(score[p], Broadcast(new_max)));
-    Store(scores + p * kLanes, weight);
-    sum = Add(sum, weight);
-  }
-  const Vec decay = Exp(Broadcast(old_max - new_max));
-  const float factor = decay.r[0][0];
-  state.sum[row] = state.sum[row] * factor + ReduceAdd(sum);
-  state.max[row] = new_max;
-  if (factor != 1.0f) {
-    float* const out = state.out + row * value_dim;
-    for (int64_t i = 0; i < value_dim; i += kLanes) Store(out + i, Mul(Load(out + i), decay));
-  }
-}
-
 template <int kRows, int kVecs>
 __attribute__((noinline)) void ValueTile(const float* weights, const float* const* value_at,
                                          int64_t count, int64_t column, float* out,
@@ -323,24 +285,6 @@ TS_INLINE void AddValues(const AttentionScratch& scratch, int64_t rows, int64_t 
   }
 }
 
-// total = total followed by part, for every row that part saw a key for.
-TS_INLINE void Fold(const SoftmaxState& part, const SoftmaxState& total, int64_t rows,
-                    int64_t value_dim) {
-  for (int64_t row = 0; row < rows; ++row) {
-    if (part.max[row] == kNegInf) continue;
-    const float largest = part.max[row] > total.max[row] ? part.max[row] : total.max[row];
-    const Vec keep = Exp(Broadcast(total.max[row] - largest));
-    const Vec take = Exp(Broadcast(part.max[row] - largest));
-    total.sum[row] = total.sum[row] * keep.r[0][0] + part.sum[row] * take.r[0][0];
-    total.max[row] = largest;
-    float* const out = total.out + row * value_dim;
-    const float* const add = part.out + row * value_dim;
-    for (int64_t i = 0; i < value_dim; i += kLanes) {
-      Store(out + i, Fma(Load(add + i), take, Mul(Load(out + i), keep)));
-    }
-  }
-}
-
 // Absolute positions of the item's queries, the keys of its splits that any of them sees, and the
 // tile that holds the first of these.
 struct ItemRange {
@@ -392,6 +336,7 @@ TS_INLINE void WalkTile(const AttentionArgs& args, const AttentionItem& item,
     int64_t low = args.window > 0 ? position - args.window + 1 - tile_begin : 0;
     if (low < 0) low = 0;
     if (high > count) high = count;
+    if (args.softcap > 0.0f) CapRow(scratch.scores + row * kTileKeys, num_panels, args.softcap);
     SoftmaxRow(scratch.scores + row * kTileKeys, num_panels, low, high, scratch.tile, row,
                args.value_dim);
   }
@@ -408,7 +353,9 @@ TS_INLINE void Finish(const AttentionArgs& args, const AttentionItem& item,
       float* const out =
           args.out +
           ((token + query) * args.num_heads + item.kv_head * group + head) * args.value_dim;
-      const Vec inverse = Broadcast(1.0f / state.sum[row]);
+      const float* const sink =
+          args.sinks == nullptr ? nullptr : args.sinks + item.kv_head * group + head;
+      const Vec inverse = Broadcast(InverseSum(state, row, sink));
       for (int64_t i = 0; i < args.value_dim; i += kLanes) {
         Store(out + i, Mul(Load(state.out + row * args.value_dim + i), inverse));
       }

@@ -106,8 +106,10 @@ struct AttentionArgs {
   const int32_t* kv_lens;      // [num_rows]
   int64_t num_rows, num_heads, num_kv_heads, block_size, head_dim, value_dim;
   float scale;
-  int64_t window;  // 0: all positions
-  float* out;      // [num_tokens, num_heads, value_dim], contiguous
+  int64_t window;      // 0: all positions
+  float softcap;       // 0: none
+  const float* sinks;  // [num_heads] or null
+  float* out;          // [num_tokens, num_heads, value_dim], contiguous
 };
 
 // One unit of attention: some consecutive queries of one row, one KV head, all or one split of the

@@ -172,7 +172,8 @@ void CheckRows(const AttentionArgs& args, int64_t num_tokens, int64_t table_colu
 void AttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64_t num_heads,
                     Address k_cache, Address v_cache, const CacheShape& shape, Address block_tables,
                     int64_t table_stride, int64_t table_columns, Address query_start,
-                    Address kv_lens, int64_t num_rows, float scale, int64_t window, Address out) {
+                    Address kv_lens, int64_t num_rows, float scale, int64_t window, float softcap,
+                    Address sinks, Address out) {
   const AttentionArgs args{.q = At<const float>(q),
                            .q_stride = q_stride,
                            .k_cache = At<const float>(k_cache),
@@ -192,6 +193,8 @@ void AttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64_t num
                            .value_dim = shape.head_dim,
                            .scale = scale,
                            .window = window,
+                           .softcap = softcap,
+                           .sinks = At<const float>(sinks),
                            .out = At<float>(out)};
   CheckRows(args, num_tokens, table_columns, shape.num_blocks);
   PagedAttention(Kernels(), args);
@@ -305,6 +308,8 @@ void LatentAttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64
                            .value_dim = latent_dim,
                            .scale = scale,
                            .window = 0,
+                           .softcap = 0.0f,
+                           .sinks = nullptr,
                            .out = At<float>(out)};
   CheckRows(args, num_tokens, table_columns, shape.num_blocks);
   PagedAttention(Kernels(), args);
