@@ -10,7 +10,7 @@ BlockPool::BlockPool(int32_t num_blocks)
     : num_total_(num_blocks - 1), is_free_(static_cast<size_t>(num_blocks), true) {
   free_.reserve(static_cast<size_t>(num_total_));
   is_free_[0] = false;
-  for (int32_t id = num_blocks - 1; id > 0; --id) free_.push_back(BlockId(id));
+  for (int32_t id = num_blocks - 1; id > 0; --id) free_.emplace_back(id);
 }
 
 BlockRef BlockPool::Take() {

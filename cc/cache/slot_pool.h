@@ -46,7 +46,7 @@ class SlotRef {
 class SlotPool {
  public:
   explicit SlotPool(int32_t num_slots) : num_slots_(num_slots) {
-    for (int32_t id = 0; id < num_slots; ++id) free_.push(SlotId(id));
+    for (int32_t id = 0; id < num_slots; ++id) free_.emplace(id);
   }
   SlotPool(const SlotPool&) = delete;
   SlotPool& operator=(const SlotPool&) = delete;

@@ -30,7 +30,7 @@ struct StopRule {
 
  private:
   static bool Has(const std::vector<int32_t>& ids, int32_t token) {
-    return std::find(ids.begin(), ids.end(), token) != ids.end();
+    return std::ranges::find(ids, token) != ids.end();
   }
 };
 

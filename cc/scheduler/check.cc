@@ -37,6 +37,7 @@ class Holdings {
 
 void Scheduler::CheckBlocks() const {
   std::vector<Holdings> held;
+  held.reserve(static_cast<size_t>(cache_.num_groups()));
   for (int32_t g = 0; g < cache_.num_groups(); ++g) held.emplace_back(cache_.pool(g));
   int32_t num_homes = 0;
   const auto visit = [&](const Residence& residence) {

@@ -131,10 +131,14 @@ std::vector<Ended> Scheduler::Pause(PauseMode mode) {
   paused_ = mode;
   if (mode != PauseMode::kAbort) return {};
   std::vector<RequestId> ids;
+  ids.reserve(live_.size());
   for (const auto& [id, request] : live_) ids.push_back(id);
   std::ranges::sort(ids);
   std::vector<Ended> ends;
-  for (const RequestId id : ids) ends.push_back(*Abort(id));
+  ends.reserve(ids.size());
+  for (const RequestId id : ids) {
+    if (const auto ended = Abort(id)) ends.push_back(*ended);
+  }
   return ends;
 }
 

@@ -177,6 +177,7 @@ void Scheduler::SettleStore(TransferTicket ticket, bool ok) {
 void Scheduler::SettleLoad(TransferTicket ticket, bool ok) {
   Request& request = *ticket.request;
   std::vector<HostId> sources;
+  sources.reserve(ticket.host_sources.size());
   for (const HostPin& pin : ticket.host_sources) sources.push_back(pin.entry());
   ticket.host_sources.clear();
   if (ok) {

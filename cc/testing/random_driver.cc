@@ -196,7 +196,10 @@ class Run {
 
   void CheckBudget(const Plan& plan) const {
     int32_t total = 0;
-    for (const int32_t length : plan.query_lens) total += length;
+    for (const int32_t length : plan.query_lens) {
+      Require(length > 0, "a row computes something");
+      total += length;
+    }
     Require(total <= config_.max_batched_tokens, "a step keeps to max_batched_tokens");
     Require(plan.num_rows() <= config_.max_num_seqs, "no more rows than max_num_seqs");
     std::set<int64_t> rows(plan.request_ids.begin(), plan.request_ids.end());
@@ -345,7 +348,6 @@ class Run {
   }
 
   void ChangeWeights(const Move& move) {
-    if (!in_flight_.empty()) return;  // the engine changes weights between steps
     const int64_t version = move.b % 3;
     Require(scheduler_->SetWeightVersion(version).ok(), "a version is accepted");
     Require(mirror_->SetWeightVersion(version).ok(), "a version is accepted");

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: MIT
 """µs per plan and per advance, through the binding, on one core.
 
-    bazel run //tools/bench:scheduler -- [--json] [--scenario REGEX] [--adapter module:Class]...
+    bazel run //tools/bench:scheduler -- [--json] [--scenario REGEX] [--adapter module:Class]... [--clock wall|cpu]
 
 Scenarios: N decodes at a context, one cold 8k chunk, running requests with a long queue behind them, a drain of
-10,000 requests over 50 shared prefixes, and eviction in every step. Several --adapter are timed side by side; by
-default ours alone. --json prints one object: {adapter: {scenario: {plan_us_p50, ...}}}, or the inner object alone
-when there is one adapter.
+10,000 requests over 50 shared prefixes, and eviction in every step; and what a queued request takes in memory. Several
+--adapter are timed side by side, scenario by scenario; by default ours alone. --json prints one object, a key a
+scenario: {scenario: {plan_us_p50, plan_us_p99, advance_us_p50, advance_us_p99, step_us_p50, requests_per_s, steps}};
+with several adapters one such object under the name of each. requests_per_s counts the requests that ended in the
+measured steps, per second of planning and advancing; a drain's includes submitting them. On a machine that others
+use, --clock cpu counts the time of this thread alone.
 """
 
 import argparse
 import importlib
 import json
+import multiprocessing
+import os
 import re
 import resource
 import sys
@@ -32,6 +37,7 @@ MEASURED_STEPS = 400
 OUR_ADAPTER = "tools.bench.scheduler_adapters:TokenSpeed"
 # A scenario stops after this much measured time, so that a slow scheduler can be compared at all.
 MAX_MEASURED_S = 6.0
+CLOCKS: dict[str, Callable[[], int]] = {"wall": time.perf_counter_ns, "cpu": time.thread_time_ns}
 
 
 def percentile(samples: list[float], q: float) -> float:
@@ -53,32 +59,47 @@ def setup_for(num_seqs: int, context: int) -> Setup:
     return Setup(num_blocks, BLOCK, num_seqs, max_model_len, CHUNK)
 
 
-def measure(adapter: Adapter, num_steps: int) -> Numbers:
-    plan_us: list[float] = []
-    advance_us: list[float] = []
-    both_us: list[float] = []
-    deadline = time.perf_counter() + MAX_MEASURED_S
-    for _ in range(num_steps):
-        start = time.perf_counter_ns()
-        plan = adapter.plan()
-        middle = time.perf_counter_ns()
+class Watch:
+    """Times steps of one adapter."""
+
+    now = CLOCKS["wall"]  # ns; set once from the command line
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.plan_us: list[float] = []
+        self.advance_us: list[float] = []
+        self.ended = 0
+
+    def step(self) -> None:
+        start = Watch.now()
+        plan = self.adapter.plan()
+        middle = Watch.now()
         if not plan:
-            raise RuntimeError("the scenario ran dry")
-        adapter.advance(plan)
-        end = time.perf_counter_ns()
-        plan_us.append((middle - start) / 1e3)
-        advance_us.append((end - middle) / 1e3)
-        both_us.append((end - start) / 1e3)
-        if time.perf_counter() > deadline:
-            break
-    return {
-        "plan_us_p50": percentile(plan_us, 50),
-        "plan_us_p99": percentile(plan_us, 99),
-        "advance_us_p50": percentile(advance_us, 50),
-        "advance_us_p99": percentile(advance_us, 99),
-        "step_us_p50": percentile(both_us, 50),
-        "steps": len(plan_us),
-    }
+            raise RuntimeError(f"nothing can be planned after {len(self.plan_us)} steps and {self.ended} requests")
+        self.ended += self.adapter.advance(plan)
+        end = Watch.now()
+        self.plan_us.append((middle - start) / 1e3)
+        self.advance_us.append((end - middle) / 1e3)
+
+    def numbers(self) -> Numbers:
+        both_us = [plan + advance for plan, advance in zip(self.plan_us, self.advance_us)]
+        return {
+            "plan_us_p50": percentile(self.plan_us, 50),
+            "plan_us_p99": percentile(self.plan_us, 99),
+            "advance_us_p50": percentile(self.advance_us, 50),
+            "advance_us_p99": percentile(self.advance_us, 99),
+            "step_us_p50": percentile(both_us, 50),
+            "requests_per_s": round(self.ended / sum(both_us) * 1e6, 1),
+            "steps": len(both_us),
+        }
+
+
+def measure(adapter: Adapter, num_steps: int) -> Numbers:
+    watch = Watch(adapter)
+    deadline = time.perf_counter() + MAX_MEASURED_S
+    while len(watch.plan_us) < num_steps and time.perf_counter() < deadline:
+        watch.step()
+    return watch.numbers()
 
 
 def start_decodes(adapter: Adapter, count: int, context: int) -> None:
@@ -115,17 +136,15 @@ def drain(make: Callable[[Setup], Adapter]) -> Numbers:
     adapter = make(Setup(16_384, BLOCK, 256, 4096, CHUNK))
     prefixes = [tokens(i, 1024) for i in range(num_prefixes)]
     prompts = [np.concatenate([prefixes[i % num_prefixes], tokens(10_000 + i, 64)]) for i in range(num_requests)]
-    start = time.perf_counter()
+    deadline = time.perf_counter() + 5 * MAX_MEASURED_S
+    start = Watch.now()
     for i, prompt in enumerate(prompts):
         adapter.submit(i, prompt, 8)
-    ended = 0
-    while ended < num_requests and time.perf_counter() - start < 5 * MAX_MEASURED_S:
-        plan = adapter.plan()
-        if not plan:
-            raise RuntimeError(f"nothing can be planned after {ended} of {num_requests} requests")
-        ended += adapter.advance(plan)
-    seconds = time.perf_counter() - start
-    return {"requests_per_s": round(ended / seconds, 1), "requests": ended, "seconds": round(seconds, 3)}
+    watch = Watch(adapter)
+    while watch.ended < num_requests and time.perf_counter() < deadline:
+        watch.step()
+    seconds = (Watch.now() - start) / 1e9
+    return {**watch.numbers(), "requests_per_s": round(watch.ended / seconds, 1), "requests": watch.ended}
 
 
 def evict(make: Callable[[Setup], Adapter]) -> Numbers:
@@ -138,10 +157,15 @@ def evict(make: Callable[[Setup], Adapter]) -> Numbers:
     return measure(adapter, 100)
 
 
-def queue_memory(make: Callable[[Setup], Adapter]) -> Numbers:
-    """Resident bytes a queued request takes beyond its prompt's four bytes a token."""
+def queue_memory(path: str) -> Numbers:
+    """Resident bytes a queued request takes beyond its prompt's four bytes a token, seen by a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(fill_queue, (path,))
+
+
+def fill_queue(path: str) -> Numbers:
     num_requests, length = 20_000, 1024
-    adapter = make(setup_for(8, 2048))
+    adapter = load_adapter(path)(setup_for(8, 2048))
     before = resident_bytes()
     prompt = tokens(1, length)
     for i in range(num_requests):
@@ -157,8 +181,6 @@ def resident_bytes() -> int:
 
 def scenarios() -> dict[str, Callable[[Callable[[Setup], Adapter]], Numbers]]:
     table: dict[str, Callable[[Callable[[Setup], Adapter]], Numbers]] = {}
-    # First: resident memory can only be told while nothing was freed yet.
-    table["queue_memory"] = queue_memory
     for count in (32, 256, 1024):
         for name, context in (("1k", 1024), ("8k", 8192), ("32k", 32_768)):
             table[f"decode_{count}_{name}"] = partial(decode, count=count, context=context)
@@ -178,21 +200,27 @@ def load_adapter(path: str) -> Callable[[Setup], Adapter]:
     return made
 
 
+def run_on(scenario: Callable[[Callable[[Setup], Adapter]], Numbers], path: str) -> Numbers:
+    return scenario(load_adapter(path))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--scenario", default="", help="regular expression of the scenarios to run")
     parser.add_argument("--adapter", action="append", help=f"module:Class, repeatable; default {OUR_ADAPTER}")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     args = parser.parse_args()
-    results: dict[str, dict[str, Any]] = {}
-    for path in args.adapter or [OUR_ADAPTER]:
-        make = load_adapter(path)
-        results[path] = {}
-        for name, run in scenarios().items():
-            if not re.search(args.scenario, name):
-                continue
-            numbers = run(make)
-            results[path][name] = numbers
+    Watch.now = CLOCKS[args.clock]
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    paths = args.adapter or [OUR_ADAPTER]
+    results: dict[str, dict[str, Any]] = {path: {} for path in paths}
+    runs: dict[str, Callable[[str], Numbers]] = {"queue_memory": queue_memory}
+    for name, scenario in scenarios().items():
+        runs[name] = partial(run_on, scenario)
+    for name, run in runs.items():
+        for path in paths if re.search(args.scenario, name) else []:
+            numbers = results[path][name] = run(path)
             if not args.json:
                 shown = "  ".join(f"{key} {value:g}" for key, value in numbers.items())
                 print(f"{path.rpartition(':')[2]:20} {name:18} {shown}", flush=True)

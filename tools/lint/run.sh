@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 # Lints the tree: tools/lint/run.sh [--fix] [CHECK ...]. Without names every check runs, and all failures are shown.
 #
-# Checks: ruff format mypy clang-format buildifier text docs flags. --fix lets ruff, clang-format and buildifier write.
+# Checks: ruff format mypy clang-format clang-tidy buildifier text docs flags. --fix lets ruff, clang-format and
+# buildifier write. clang-tidy is Debian's clang-tidy-19, or what TOKENSPEED_CLANG_TIDY names.
 # Python tools come from the locked wheels through Bazel; TOKENSPEED_LINT_PYTHON names an interpreter that has them
 # instead. clang-format (PyPI) and buildifier (npm) are fetched once, by hash, into the user's cache.
 set -euo pipefail
@@ -44,6 +45,12 @@ clang_format() {
   "$folder/clang_format/data/bin/clang-format" "$@"
 }
 
+clang_tidy() { # files... : .clang-tidy says what for
+  local tool=${TOKENSPEED_CLANG_TIDY:-clang-tidy-19}
+  command -v "$tool" >/dev/null || { echo "lint: no $tool: install the Debian package clang-tidy-19" >&2; return 1; }
+  printf '%s\0' "$@" | xargs -0 -n 1 -P "$(nproc)" sh -c '"$0" --quiet "$1" -- -std=c++20 -I. 2>/dev/null' "$tool"
+}
+
 buildifier() {
   if [ ! -d "$cache/buildifier-$BUILDIFIER/package" ]; then
     command -v npm >/dev/null || { echo "lint: buildifier comes from npm: install the Debian package npm" >&2; return 1; }
@@ -73,6 +80,12 @@ run_check() {
       mapfile -t sources < <(files '*.cc' '*.h' '*.cu' '*.cuh')
       if [ ${#sources[@]} -eq 0 ]; then return 0; fi
       if [ -n "$fix" ]; then clang_format -i "${sources[@]}"; else clang_format --dry-run --Werror "${sources[@]}"; fi
+      ;;
+    clang-tidy)
+      # Tests need googletest's headers and the bindings pybind11's and Python's, which only Bazel has.
+      local units
+      mapfile -t units < <(files 'cc/*.cc' ':!cc/*_test.cc' ':!cc/bindings/*')
+      clang_tidy "${units[@]}"
       ;;
     buildifier)
       local builds
