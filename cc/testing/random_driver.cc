@@ -254,7 +254,7 @@ class Run {
 
   void End(int64_t id) {
     const auto counters = scheduler_->CountersOf(RequestId(id));
-    Require(counters.has_value(), "the counters of a request outlive it");
+    if (!counters) throw std::logic_error("the counters of a request outlive it");
     num_retractions_ += counters->num_retractions;
     num_cached_tokens_ += counters->cached_tokens;
     Known& request = requests_.at(id);
