@@ -7,7 +7,7 @@ from tokenspeed.layers.embedding import Embedding, LMHead
 from tokenspeed.layers.latent import LatentAttention
 from tokenspeed.layers.linear import ColumnLinear, RowLinear
 from tokenspeed.layers.mlp import gated_mlp, gated_mlp_stages
-from tokenspeed.layers.moe import RoutedExperts, Router, routed_experts
+from tokenspeed.layers.moe import RoutedExperts, Router, clamped_experts, routed_experts
 from tokenspeed.layers.norm import RMSNorm
 from tokenspeed.layers.rope import rope_tables
 
@@ -24,6 +24,7 @@ __all__ = [
     "RoutedExperts",
     "Router",
     "RowLinear",
+    "clamped_experts",
     "gated_mlp",
     "gated_mlp_stages",
     "rope_tables",
