@@ -171,7 +171,7 @@ def _latent_attention(dtype: torch.dtype, generator: torch.Generator, on_gpu: bo
             yield Workload(
                 "attention.mla", f"{rows} rows of {query_len} after {kv_len - query_len}, {heads} heads", dtype,
                 (q, cache, meta, 192**-0.5, _LATENT), _size(q) * 17 // 9 + _size(cache),
-                2 * rows * pairs * heads * (2 * _LATENT + _KEY), _torch_attention, _dense_latents,
+                2 * rows * pairs * heads * (2 * _LATENT + _KEY), _torch_latent_attention, _dense_latents,
                 {"latent_dim": _LATENT, "key_dim": _KEY, "block_size": _BLOCK_SIZE, "kv_dtype": dtype},
             )  # fmt: skip
 
@@ -250,6 +250,16 @@ def _dense_rows(q: torch.Tensor, caches: list[torch.Tensor], meta: AttentionMeta
 def _torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scale: float) -> object:
     causal = q.shape[2] > 1 and mask is None
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True)
+
+
+def _torch_latent_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scale: float) -> object:
+    """Heads are rows of one product; torch's own attention would first repeat the keys for each of them."""
+    scores = torch.matmul(q.flatten(1, 2) * scale, k[:, 0].transpose(1, 2)).unflatten(1, q.shape[1:3])
+    if mask is None and q.shape[2] > 1:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.matmul(scores.softmax(dim=-1).flatten(1, 2), v[:, 0]).unflatten(1, q.shape[1:3])
 
 
 def _torch_greedy(logits: torch.Tensor, *_: torch.Tensor) -> object:
