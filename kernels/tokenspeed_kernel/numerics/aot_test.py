@@ -17,6 +17,15 @@ from tokenspeed_kernel.activation.triton_silu import silu_and_mul_kernel
 from tokenspeed_kernel.attention.triton_mla import latent_kernel
 from tokenspeed_kernel.attention.triton_paged import decode_kernel, merge_kernel, num_splits, prefill_kernel
 from tokenspeed_kernel.kvcache.triton_store import store_kv_kernel, store_latent_kernel
+from tokenspeed_kernel.moe.triton_experts import (
+    count_kernel,
+    down_kernel,
+    gate_up_kernel,
+    place_kernel,
+    sum_kernel,
+    tile_rows,
+)
+from tokenspeed_kernel.moe.triton_route import route_kernel
 from tokenspeed_kernel.norm.triton_norm import rms_norm_kernel
 from tokenspeed_kernel.rope.triton_rope import rope_kernel
 from tokenspeed_kernel.sampling.triton_penalties import penalties_kernel
@@ -69,8 +78,53 @@ _PENALTIES = {
     "output_counts": "*i32",
     "prompt_mask": "*u8",
 }
+_SORT = dict.fromkeys(("chosen", "counts", "order", "tiles", "num_tiles"), "*i32")
+_EXPERTS = {
+    **dict.fromkeys(("x", "weight", "bias", "out"), "*bf16"),
+    **dict.fromkeys(("order", "tiles", "num_tiles"), "*i32"),
+    **dict.fromkeys(("alpha", "limit"), "fp32"),
+    "stride_expert": "i64",
+    "weights": "*fp32",
+}
+_GROUPED = {"WHOLE_K": True, "TILE_K": 64, "PRECISION": "tf32"}
+_ROUTE = {
+    **dict.fromkeys(("logits", "bias", "weights"), "*fp32"),
+    "experts": "*i32",
+    "scale": "fp32",
+}
 
 BUILDS = {
+    "route, best pairs of groups": Build(
+        route_kernel,
+        _ROUTE,
+        {"NUM_EXPERTS": 256, "TOP_K": 8, "SIGMOID": True, "BIASED": True, "RENORMALIZE": True}
+        | {"NUM_GROUPS": 8, "TOP_GROUPS": 4, "BEST_TWO": True, "TILE_E": 256, "TILE_K": 8},
+        1,
+    ),
+    "route, softmax": Build(
+        route_kernel,
+        _ROUTE,
+        {"NUM_EXPERTS": 128, "TOP_K": 8, "SIGMOID": False, "BIASED": False, "RENORMALIZE": True}
+        | {"NUM_GROUPS": 1, "TOP_GROUPS": 1, "BEST_TWO": False, "TILE_E": 128, "TILE_K": 8},
+        1,
+    ),
+    "count pairs": Build(count_kernel, _SORT, {"SCAN": 1024}),
+    "place pairs": Build(place_kernel, _SORT, {"TILE_M": 64, "TILE_E": 128, "SCAN": 1024}),
+    "experts' gate and up, decode": Build(
+        gate_up_kernel,
+        _EXPERTS,
+        {**_GROUPED, "TOP_K": 8, "BIASED": False, "CLAMPED": False, "TILE_M": 16, "TILE_N": 64},
+    ),
+    "experts' gate and up, clamped": Build(
+        gate_up_kernel,
+        _EXPERTS,
+        {**_GROUPED, "TOP_K": 4, "BIASED": True, "CLAMPED": True, "TILE_M": 128, "TILE_N": 64},
+        8,
+    ),
+    "experts' down": Build(
+        down_kernel, _EXPERTS, {**_GROUPED, "BIASED": True, "TILE_M": 128, "TILE_N": 128}, 8
+    ),
+    "experts' sum": Build(sum_kernel, {"pairs": "*bf16", "out": "*bf16"}, {"TOP_K": 8, "BLOCK": 1024}),
     "decode, split": Build(
         decode_kernel,
         {**_PAGED, "partial": "*fp32", "stats": "*fp32"},
@@ -199,6 +253,18 @@ def test_kernel_compiles_for_hopper(name: str) -> None:
 
 def test_prefill_uses_hoppers_matrix_instructions() -> None:
     assert "wgmma" in compile_for("prefill", 90).asm["ptx"]
+
+
+def test_experts_of_a_prefill_use_hoppers_matrix_instructions() -> None:
+    assert "wgmma" in compile_for("experts' gate and up, clamped", 90).asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    ("num_pairs", "num_experts", "half", "rows"),
+    [(8, 128, True, 16), (512, 8, True, 64), (65536, 128, True, 128), (65536, 128, False, 64)],
+)
+def test_tiles_of_experts_are_as_tall_as_their_average(num_pairs: int, num_experts: int, half: bool, rows: int) -> None:
+    assert tile_rows(num_pairs, num_experts, half) == rows
 
 
 def test_decode_compiles_for_ampere() -> None:
