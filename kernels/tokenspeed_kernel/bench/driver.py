@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from tokenspeed_kernel.api import prepare_weight
 from tokenspeed_kernel.bench.timing import Call, ceiling, seconds_per_call
 from tokenspeed_kernel.bench.workloads import Workload, workloads
-from tokenspeed_kernel.numerics.check import serves, to_device
+from tokenspeed_kernel.numerics.check import prepared, serves, to_device
 from tokenspeed_kernel.registry import KernelError, KernelSpec, current_platform, solutions
 
 _ROTATED_BYTES = 256 << 20
@@ -82,9 +81,7 @@ def _num_copies(workload: Workload, device: str) -> int:
 
 def _calls(item: KernelSpec, workload: Workload, device: str) -> list[Call]:
     def one() -> Call:
-        args = to_device(workload.args, device)
-        if workload.op == "gemm.linear":
-            args = (args[0], prepare_weight(workload.args[1], device, workload.dtype), *args[2:])
+        args = prepared(item, workload.case(), device)
         return lambda: item.fn(*args)
 
     return [one() for _ in range(_num_copies(workload, device))]

@@ -15,12 +15,24 @@ import torch
 import torch.nn.functional as F
 
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.moe.reference import route
+from tokenspeed_kernel.moe.routing import Routing
+from tokenspeed_kernel.moe.weights import Experts, GatedActivation
 from tokenspeed_kernel.numerics.case import Case, normal
-from tokenspeed_kernel.numerics.cases import packed_weight, paged_metadata
+from tokenspeed_kernel.numerics.cases import expert_matrix, packed_weight, paged_metadata
 from tokenspeed_kernel.quant.packed import PackedWeight
 from tokenspeed_kernel.quant.reference import dequantize
 
 Args = tuple[Any, ...]
+
+
+class Mixture(NamedTuple):
+    """Shapes of one layer of experts."""
+
+    hidden: int
+    experts: int
+    top_k: int
+    inner: int
 
 
 class Model(NamedTuple):
@@ -35,6 +47,8 @@ class Model(NamedTuple):
 
 
 SMOL = Model(576, 9, 3, 64, 1536, 49152)
+SMOL_EXPERTS = Mixture(576, 8, 2, 1536)
+QWEN3_30B_A3B = Mixture(2048, 128, 8, 768)
 QWEN3_8B = Model(4096, 32, 8, 128, 12288, 151936)
 _BLOCK_SIZE = 16
 # Heads of DeepSeek-V2-Lite, or of V3 on one of eight GPUs and on one alone; its latent and rotated key.
@@ -74,6 +88,8 @@ def workloads(device: str) -> Iterator[Workload]:
     for tokens in (1, 64, 4096) if on_gpu else (1, 16, 512):
         yield from _layer(model, dtype, tokens, generator)
         yield from _linears(model, dtype, tokens, generator)
+    for tokens in (1, 64, 4096) if on_gpu else (1, 16, 512):
+        yield from _mixture(QWEN3_30B_A3B if on_gpu else SMOL_EXPERTS, dtype, tokens, generator)
     yield from _attention(model, dtype, generator, on_gpu)
     yield from _latent_attention(dtype, generator, on_gpu)
     for rows in (1, 64, 256) if on_gpu else (1, 16):
@@ -138,6 +154,32 @@ def _linears(model: Model, dtype: torch.dtype, tokens: int, generator: torch.Gen
             )  # fmt: skip
 
 
+def _mixture(shape: Mixture, dtype: torch.dtype, tokens: int, generator: torch.Generator) -> Iterator[Workload]:
+    """Only the experts that some token chose count as traffic."""
+    routing = Routing(shape.experts, shape.top_k)
+    logits = normal(generator, tokens, shape.experts, dtype=dtype)
+    label = f"[{tokens}, {shape.experts}] choose {shape.top_k}"
+    yield Workload(
+        "moe.route", label, dtype, (logits, routing, None), _size(logits) + 8 * tokens * shape.top_k, 0, _torch_route,
+        traits={"scores": "softmax", "num_experts": shape.experts, "grouped": False},
+    )  # fmt: skip
+    format = str(dtype).removeprefix("torch.") if dtype == torch.bfloat16 else "q4_1"
+    matrices = [
+        expert_matrix(generator, format, (shape.experts, rows, columns), columns**-0.5)
+        for rows, columns in ((2 * shape.inner, shape.hidden), (shape.hidden, shape.inner))
+    ]
+    x = normal(generator, tokens, shape.hidden, dtype=dtype)
+    weights, chosen = route(logits, routing, None)
+    num_active = int(chosen.unique().numel())
+    experts = Experts((matrices[0],), matrices[1], None, None, GatedActivation())
+    yield Workload(
+        "moe.experts", f"[{tokens}, {shape.hidden}], {shape.top_k} of {shape.experts} {format} x {shape.inner}", dtype,
+        (x, weights, chosen, experts),
+        2 * _size(x) + sum(_size(matrix.data) for matrix in matrices) * num_active // shape.experts,
+        6 * tokens * shape.top_k * shape.hidden * shape.inner, _torch_experts, _dense_experts, {"activation": "silu"},
+    )  # fmt: skip
+
+
 def _attention(model: Model, dtype: torch.dtype, generator: torch.Generator, on_gpu: bool) -> Iterator[Workload]:
     for rows, query_len, kv_len in _GPU_BATCHES if on_gpu else _CPU_BATCHES:
         meta, num_blocks = paged_metadata(generator, [(query_len, kv_len)] * rows, _BLOCK_SIZE)
@@ -193,6 +235,33 @@ def _sampling(model: Model, rows: int, generator: torch.Generator) -> Iterator[W
         yield Workload(
             "sampling.sample", f"[{rows}, {model.vocab}] {label}", torch.float32, args, _size(logits), 0, peer
         )
+
+
+def _torch_route(logits: torch.Tensor, routing: Routing, _bias: None) -> object:
+    values, chosen = logits.float().softmax(dim=1).topk(routing.top_k)
+    return values / values.sum(dim=1, keepdim=True), chosen
+
+
+def _dense_experts(args: Args) -> Args:
+    x, weights, chosen, experts = args
+    dense = [
+        torch.stack([dequantize(item).to(x.dtype) if isinstance(item, PackedWeight) else item for item in m.experts()])
+        for m in (experts.gate_up[0], experts.down)
+    ]
+    return (x, weights, chosen, *dense)
+
+
+def _torch_experts(
+    x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> object:
+    """Expert by expert, as models are written in torch."""
+    out = torch.zeros_like(x)
+    for expert in chosen.unique().tolist():
+        token, place = torch.where(chosen == expert)
+        gate, up = F.linear(x[token], gate_up[expert]).chunk(2, dim=1)
+        result = F.linear(F.silu(gate) * up, down[expert]) * weights[token, place, None]
+        out.index_add_(0, token, result.to(x.dtype))
+    return out
 
 
 def _torch_add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> object:

@@ -121,9 +121,7 @@ BUILDS = {
         {**_GROUPED, "TOP_K": 4, "BIASED": True, "CLAMPED": True, "TILE_M": 128, "TILE_N": 64},
         8,
     ),
-    "experts' down": Build(
-        down_kernel, _EXPERTS, {**_GROUPED, "BIASED": True, "TILE_M": 128, "TILE_N": 128}, 8
-    ),
+    "experts' down": Build(down_kernel, _EXPERTS, {**_GROUPED, "BIASED": True, "TILE_M": 128, "TILE_N": 128}, 8),
     "experts' sum": Build(sum_kernel, {"pairs": "*bf16", "out": "*bf16"}, {"TOP_K": 8, "BLOCK": 1024}),
     "decode, split": Build(
         decode_kernel,

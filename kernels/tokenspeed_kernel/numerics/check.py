@@ -57,12 +57,12 @@ def serves(spec: KernelSpec, case: Case, device: str) -> bool:
     """Whether the solution takes such a call; the device type itself is not looked at."""
     traits = dict(case.traits)
     if case.op in _WEIGHT_OPS:
-        weight = _prepared(spec, case, device)[1]
+        weight = prepared(spec, case, device)[1]
         traits["weight_format"], traits["weight_layout"] = weight_traits(weight)
         if case.op in _PRODUCTS:
             traits |= dict(zip(PRODUCT_TRAITS, product_traits(case.args[0], weight), strict=True))
     if case.op == _EXPERTS_OP:
-        traits["weight_formats"], traits["weight_layouts"], _ = _prepared(spec, case, device)[3].traits
+        traits["weight_formats"], traits["weight_layouts"], _ = prepared(spec, case, device)[3].traits
     return spec.misfit(spec.needs.device or device, case.dtype, traits) is None
 
 
@@ -70,7 +70,7 @@ def run_case(spec: KernelSpec, case: Case, device: str) -> float:
     """The largest `distance` over the case's outputs."""
     reference = next(item for item in solutions(case.op) if item.name == "reference")
     expected = _call(reference.fn, case, case.args)
-    actual = _call(spec.fn, case, _prepared(spec, case, device))
+    actual = _call(spec.fn, case, prepared(spec, case, device))
     if len(actual) != len(expected):
         return float("inf")
     pairs = zip(actual, expected, strict=True)
@@ -82,7 +82,7 @@ def _judged_as(case: Case, want: torch.Tensor) -> torch.dtype:
     return case.dtype if case.op == "gemm.logits" else want.dtype
 
 
-def _prepared(spec: KernelSpec, case: Case, device: str) -> tuple[Any, ...]:
+def prepared(spec: KernelSpec, case: Case, device: str) -> tuple[Any, ...]:
     """The arguments on `device`, weights as they are after loading."""
     args = to_device(case.args, device)
     if case.op in _WEIGHT_OPS:
