@@ -41,7 +41,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def start_engine(tiny_model: str) -> Iterator[StartEngine]:
-    """`start_engine(**options)`: an engine on the tiny model that the test need not stop."""
+    """`start_engine(**options)`: an engine on the tiny model, or on `model=`, that the test need not stop."""
     running: list[Engine] = []
 
     def start(**options: Any) -> Engine:
@@ -55,7 +55,7 @@ def start_engine(tiny_model: str) -> Iterator[StartEngine]:
             "block_size": 16,
             "log_level": "error",
         }
-        running.append(Engine(tiny_model, **(defaults | options)))
+        running.append(Engine(options.pop("model", tiny_model), **(defaults | options)))
         return running[-1]
 
     yield start
