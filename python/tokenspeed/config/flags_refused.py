@@ -12,7 +12,7 @@ from typing import Any
 from tokenspeed.config.flags import Flag, Kind
 
 _ONE_GPU = "this release runs a model on one device"
-_EXPERTS = "this release has no mixture-of-experts models"
+_EXPERTS = "every rank holds a part of each expert: experts are split as other layers are"
 _GRAPHS = "prefill is captured by tokens, whatever the batch; see --prefill-graph-capture-token-sizes"
 _KVSTORE = "this release keeps KV blocks on the device only"
 _PD = "this release serves prefill and decode in one engine"
@@ -71,14 +71,14 @@ _MOE = (
     _no("--enable-eplb", "switch", False, _EXPERTS),
     _no("--eplb-rebalance-num-iterations", "int", None, _EXPERTS),
     _no("--eplb-rebalance-layers-per-chunk", "int", None, _EXPERTS),
-    _no("--moe-backend", "str", "auto", _EXPERTS),
-    _no("--moe-mxfp4-fp8-activation", "switch", False, _EXPERTS),
-    _no("--draft-moe-backend", "str", None, _EXPERTS),
+    _no("--moe-backend", "str", "auto", _BACKEND),
+    _no("--moe-mxfp4-fp8-activation", "switch", False, _NUMERICS),
+    _no("--draft-moe-backend", "str", None, _SPECULATION),
     _no("--all2all-backend", "str", "none", _EXPERTS),
     _no("--deepep-mode", "str", "auto", _EXPERTS),
     _no("--low-latency-max-num-tokens-per-gpu", "int", 256, _EXPERTS),
     _no("--moe-combine-order", "str", "rank", _EXPERTS),
-    _no("--router-topk", "str", "fused", _EXPERTS),
+    _no("--router-topk", "str", "fused", _BACKEND),
 )
 
 _KERNELS = (
