@@ -224,6 +224,7 @@ def penalties(
     presence: int,
     /,
 ) -> None: ...
+def token_mask(logits: int, num_rows: int, vocab: int, mask: int, rows: int, count: int, /) -> None: ...
 def sample(
     logits: int,
     num_rows: int,

@@ -28,7 +28,7 @@ from tokenspeed_kernel.api.paged import (
     store_kv,
     store_latent,
 )
-from tokenspeed_kernel.api.sampling import apply_penalties, logprobs, sample
+from tokenspeed_kernel.api.sampling import apply_penalties, logprobs, sample, token_mask
 from tokenspeed_kernel.api.step import decode_inputs, keep_tokens, update_tables
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.cuda_memory import ReservedMemory, view_of_address
@@ -82,6 +82,7 @@ __all__ = [
     "silu_and_mul",
     "store_kv",
     "store_latent",
+    "token_mask",
     "update_tables",
     "view_of_address",
 ]

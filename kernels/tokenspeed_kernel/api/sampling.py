@@ -32,6 +32,16 @@ def apply_penalties(
     )
 
 
+def token_mask(logits: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> None:
+    """Make the logits of barred tokens -inf, in place.
+
+    logits: float32 [S, V], changed.
+    mask: int32 [G, ceil(V / 32)]; token v of the row is allowed where bit v % 32 of word v // 32 is set.
+    rows: int64 [G], the row of logits that each row of the mask is for, distinct.
+    """
+    solve(ops.SAMPLING_TOKEN_MASK, logits.device.type, logits.dtype)(logits, mask, rows)
+
+
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,

@@ -28,6 +28,7 @@ from tokenspeed_kernel.moe.triton_experts import (
 from tokenspeed_kernel.moe.triton_route import route_kernel
 from tokenspeed_kernel.norm.triton_norm import rms_norm_kernel
 from tokenspeed_kernel.rope.triton_rope import rope_kernel
+from tokenspeed_kernel.sampling.triton_mask import token_mask_kernel
 from tokenspeed_kernel.sampling.triton_penalties import penalties_kernel
 from tokenspeed_kernel.sampling.triton_sample import sample_kernel
 from tokenspeed_kernel.step.triton_step import decode_inputs_kernel, keep_tokens_kernel, update_tables_kernel
@@ -216,6 +217,9 @@ BUILDS = {
     ),
     "keep tokens": Build(
         keep_tokens_kernel, {"tokens": "*i32", "slots": "*i64", "last_tokens": "*i64"}, {"BLOCK": 128}
+    ),
+    "token mask": Build(
+        token_mask_kernel, {"logits": "*fp32", "mask": "*i32", "rows": "*i64"}, {"BLOCK": 1024}
     ),
     "sample": Build(sample_kernel, _SAMPLE, {"BLOCK": 1024}, 8),
 }

@@ -423,6 +423,7 @@ _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "moe.route": _route,
     "moe.experts": _experts,
     "sampling.penalties": sampling_cases.penalties,
+    "sampling.token_mask": sampling_cases.token_mask,
     "sampling.sample": sampling_cases.sample,
     "sampling.logprobs": sampling_cases.logprobs,
     "step.update_tables": _update_tables,

@@ -21,6 +21,18 @@ def penalties(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
         yield Case("sampling.penalties", "three rows of five slots", dtype, args, mutated=(0,))
 
 
+def token_mask(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    """Rows of random words, one that allows everything, vocabularies that end inside a word."""
+    if dtype == torch.float32:
+        for vocab_size in (32, 131, 2053):
+            words = -(-vocab_size // 32)
+            mask = torch.randint(-(2**31), 2**31, (3, words), generator=generator).int()
+            mask[1] = -1
+            mask[2, 0] = 0
+            args = (normal(generator, 5, vocab_size, std=3.0), mask, torch.tensor([4, 0, 2]))
+            yield Case("sampling.token_mask", f"three of five rows, {vocab_size} tokens", dtype, args, mutated=(0,))
+
+
 def sample(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
     """Every filter alone and with others, ties, and rows that keep nearly everything."""
     if dtype == torch.float32:

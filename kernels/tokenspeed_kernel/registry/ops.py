@@ -43,6 +43,7 @@ KVCACHE_STORE = declare_op("kvcache.store", ("head_dim", "block_size", "kv_dtype
 KVCACHE_STORE_LATENT = declare_op("kvcache.store_latent", ("kv_dtype",), "write latents and rotated keys to slots")
 KVCACHE_COPY_BLOCKS = declare_op("kvcache.copy_blocks", (), "copy whole blocks within caches")
 SAMPLING_PENALTIES = declare_op("sampling.penalties", (), "repetition, frequency and presence penalties in place")
+SAMPLING_TOKEN_MASK = declare_op("sampling.token_mask", (), "bar the tokens whose bit is not set, in place")
 SAMPLING_SAMPLE = declare_op("sampling.sample", (), "temperature, top-k, top-p, min-p, seeded Gumbel-max")
 SAMPLING_LOGPROBS = declare_op("sampling.logprobs", (), "log-probabilities of chosen and of most likely tokens")
 MOE_PREPARE = declare_op("moe.prepare", ("weight_format",), "re-pack the experts' weights once for the device")

@@ -45,6 +45,21 @@ def apply_penalties(
     )
 
 
+@kernel("sampling.token_mask", name="cpu", needs=cpu(), dtypes=_LOGITS, band=Band.NATIVE)
+def token_mask(logits: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> None:
+    """Words of all ones are skipped. ValueError for a row outside the logits."""
+    num_rows, vocab = logits.shape
+    count = rows.shape[0]
+    _cpu.token_mask(
+        _check("logits", logits, torch.float32, num_rows, vocab),
+        num_rows,
+        vocab,
+        _check("mask", mask, torch.int32, count, -(-vocab // 32)),
+        _check("rows", rows, torch.int64, count),
+        count,
+    )
+
+
 @kernel("sampling.sample", name="cpu", needs=cpu(), dtypes=_LOGITS, band=Band.NATIVE)
 def sample(
     logits: torch.Tensor,

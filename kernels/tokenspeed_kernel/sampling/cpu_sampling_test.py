@@ -152,6 +152,23 @@ def test_penalties_are_those_of_the_reference() -> None:
     assert not torch.equal(got, logits(4))
 
 
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, VOCAB])
+def test_masked_rows_are_those_of_the_reference_and_others_stay(vocab: int) -> None:
+    words = -(-vocab // 32)
+    mask = torch.randint(-(2**31), 2**31, (2, words), generator=torch.Generator().manual_seed(1)).int()
+    rows = torch.tensor([3, 1])
+    got, want = logits(4)[:, :vocab].contiguous(), logits(4)[:, :vocab].contiguous()
+    api.token_mask(got, mask, rows)
+    reference.token_mask(want, mask, rows)
+    assert torch.equal(got, want)
+    assert torch.equal(got[[0, 2]], logits(4)[[0, 2], :vocab])
+
+
+def test_mask_for_a_row_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match=r"rows\[0\] is 2, must be in \[0, 2\)"):
+        api.token_mask(logits(2), torch.zeros(1, 32, dtype=torch.int32), torch.tensor([2]))
+
+
 def test_slot_outside_the_tables_is_named() -> None:
     one = torch.ones(1)
     with pytest.raises(ValueError, match=r"slots\[0\] is 2, must be in \[0, 2\)"):

@@ -35,6 +35,14 @@ def apply_penalties(
     logits.copy_(torch.where(produced, penalised - presence[:, None], penalised))
 
 
+@kernel("sampling.token_mask", name="reference", needs=anywhere(), dtypes=_LOGITS, band=Band.REFERENCE)
+def token_mask(logits: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> None:
+    """Bits to booleans, then one masked fill."""
+    bits = mask[:, :, None] >> torch.arange(32, device=mask.device) & 1
+    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))
+
+
 @kernel("sampling.sample", name="reference", needs=anywhere(), dtypes=_LOGITS, band=Band.REFERENCE)
 def sample(
     logits: torch.Tensor,

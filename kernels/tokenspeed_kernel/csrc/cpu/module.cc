@@ -378,6 +378,16 @@ void PenaltiesEntry(Address logits, int64_t num_rows, int64_t vocab, Address slo
                        .vocab = vocab});
 }
 
+void TokenMaskEntry(Address logits, int64_t num_rows, int64_t vocab, Address mask, Address rows,
+                    int64_t count) {
+  CheckBelow(At<const int64_t>(rows), count, num_rows, "rows");
+  TokenMask({.logits = At<float>(logits),
+             .vocab = vocab,
+             .mask = At<const uint32_t>(mask),
+             .rows = At<const int64_t>(rows),
+             .count = count});
+}
+
 void SampleEntry(Address logits, int64_t num_rows, int64_t vocab, Address temperature,
                  Address top_k, Address top_p, Address min_p, Address seeds, Address positions,
                  Address tokens) {
@@ -482,6 +492,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("heads_linear", &HeadsLinearEntry, NoGil());
   m.def("copy_blocks", &CopyBlocksEntry, NoGil());
   m.def("penalties", &PenaltiesEntry, NoGil());
+  m.def("token_mask", &TokenMaskEntry, NoGil());
   m.def("sample", &SampleEntry, NoGil());
   m.def("logprobs", &LogprobsEntry, NoGil());
 }

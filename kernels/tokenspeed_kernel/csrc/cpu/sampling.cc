@@ -164,6 +164,20 @@ void LogprobRow(const KernelTable& table, const LogprobArgs& args, int64_t index
   }
 }
 
+// Barred tokens become -inf; words that allow everything cost one comparison.
+void MaskRow(const TokenMaskArgs& args, int64_t index) {
+  const int64_t num_words = (args.vocab + 31) / 32;
+  const uint32_t* const words = args.mask + index * num_words;
+  float* const row = args.logits + args.rows[index] * args.vocab;
+  for (int64_t w = 0; w < num_words; ++w) {
+    if (words[w] == ~uint32_t{0}) continue;
+    const int64_t end = std::min<int64_t>(32, args.vocab - w * 32);
+    for (int64_t bit = 0; bit < end; ++bit) {
+      if ((words[w] >> bit & 1) == 0) row[w * 32 + bit] = -kInf;
+    }
+  }
+}
+
 template <class Args>
 struct RowsJob {
   const KernelTable& table;
@@ -171,6 +185,14 @@ struct RowsJob {
 };
 
 }  // namespace
+
+void TokenMask(const TokenMaskArgs& args) {
+  const auto run = [](void* context, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) MaskRow(*static_cast<const TokenMaskArgs*>(context), i);
+  };
+  TokenMaskArgs job = args;
+  ThreadPool::Global().ParallelFor(args.count, 1, run, &job);
+}
 
 void Sample(const KernelTable& table, const SampleArgs& args) {
   RowsJob<SampleArgs> job{table, args};

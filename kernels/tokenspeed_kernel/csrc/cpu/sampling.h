@@ -11,6 +11,15 @@
 
 namespace tokenspeed::cpu {
 
+struct TokenMaskArgs {
+  float* logits;  // [.., vocab]
+  int64_t vocab;
+  const uint32_t* mask;  // [count, ceil(vocab / 32)], a set bit allows
+  const int64_t* rows;   // [count] distinct rows of logits
+  int64_t count;
+};
+
+void TokenMask(const TokenMaskArgs& args);
 void Sample(const KernelTable& table, const SampleArgs& args);
 void Logprobs(const KernelTable& table, const LogprobArgs& args);
 
