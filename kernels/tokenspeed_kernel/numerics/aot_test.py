@@ -218,9 +218,7 @@ BUILDS = {
     "keep tokens": Build(
         keep_tokens_kernel, {"tokens": "*i32", "slots": "*i64", "last_tokens": "*i64"}, {"BLOCK": 128}
     ),
-    "token mask": Build(
-        token_mask_kernel, {"logits": "*fp32", "mask": "*i32", "rows": "*i64"}, {"BLOCK": 1024}
-    ),
+    "token mask": Build(token_mask_kernel, {"logits": "*fp32", "mask": "*i32", "rows": "*i64"}, {"BLOCK": 1024}),
     "sample": Build(sample_kernel, _SAMPLE, {"BLOCK": 1024}, 8),
 }
 

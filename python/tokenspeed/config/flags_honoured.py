@@ -163,6 +163,31 @@ SCHEDULER_FLAGS: tuple[Flag, ...] = (
     _flag("--disable-prefix-caching", "off", False, _SCHEDULER, "No re-use.", target="enable_prefix_caching"),
 )
 
+_GRAMMAR = "Structured output"
+GRAMMAR_FLAGS: tuple[Flag, ...] = (
+    _flag(
+        "--grammar-backend",
+        "str",
+        "xgrammar",
+        _GRAMMAR,
+        "What compiles JSON schemas, regular expressions, EBNF and structural tags; none: such requests are refused.",
+        ("xgrammar", "llguidance", "none"),
+    ),
+    _flag("--grammar-compile-timeout-secs", "float", 30.0, _GRAMMAR, "Time that compiling one constraint may take."),
+    _flag(
+        "--grammar-compile-max-retries", "int", 0, _GRAMMAR, "How often a compilation that took too long is retried."
+    ),
+    _flag("--grammar-cache-mib", "int", 256, _GRAMMAR, "Memory of compiled constraints that are kept, in MiB."),
+    _flag("--disable-any-whitespace", "switch", False, _GRAMMAR, "No blanks between the parts of constrained JSON."),
+    _flag(
+        "--enable-custom-logit-processor",
+        "switch",
+        False,
+        _GRAMMAR,
+        "Requests may bring code that changes logits. It runs in the engine: only for callers that are trusted.",
+    ),
+)
+
 _OUTPUT = "Output and logs"
 OUTPUT_FLAGS: tuple[Flag, ...] = (
     _flag("--stream-interval", "int", 1, _OUTPUT, "Tokens gathered before a stream hands them on."),
@@ -206,7 +231,6 @@ _NOTHING = "Nothing to switch off"
 NOTHING_FLAGS: tuple[Flag, ...] = tuple(
     _flag(name, "switch", False, _NOTHING, "Accepted: the feature that it switches off does not exist here.")
     for name in (
-        "--disable-any-whitespace",
         "--disable-capturable-grammar",
         "--disable-flashinfer-cutlass-moe-fp4-allgather",
         "--disable-pdl",
@@ -222,4 +246,6 @@ NOTHING_FLAGS: tuple[Flag, ...] = tuple(
     )
 )
 
-HONOURED: tuple[Flag, ...] = MODEL_FLAGS + DEVICE_FLAGS + SCHEDULER_FLAGS + OUTPUT_FLAGS + LANE_FLAGS + NOTHING_FLAGS
+HONOURED: tuple[Flag, ...] = (
+    MODEL_FLAGS + DEVICE_FLAGS + SCHEDULER_FLAGS + GRAMMAR_FLAGS + OUTPUT_FLAGS + LANE_FLAGS + NOTHING_FLAGS
+)

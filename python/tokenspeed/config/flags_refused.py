@@ -21,7 +21,6 @@ _SPECULATION = "this release has no speculative decoding"
 _BACKEND = "kernels are chosen per operation: see --kernel-override and `ts kernels explain`"
 _QUANT = "this release runs dense and GGUF weights only"
 _ARCHITECTURE = "it belongs to an architecture that this release does not have"
-_GRAMMAR = "this release has no structured output"
 _NUMERICS = "this release has one order of every computation"
 
 
@@ -154,9 +153,6 @@ _SPEC = (
     _no("--spec-reject-draft-prob-threshold", "float", 2.0, _SPECULATION),
     _no("--eagle3-layers-to-capture", "str", None, _SPECULATION),
     _no("--drafter-attention-backend", "str", None, _SPECULATION),
-    _no("--grammar-backend", "str", "none", _GRAMMAR),
-    _no("--grammar-compile-timeout-secs", "float", 30.0, _GRAMMAR),
-    _no("--grammar-compile-max-retries", "int", 2, _GRAMMAR),
 )
 
 _TIERS = (

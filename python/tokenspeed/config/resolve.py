@@ -56,6 +56,8 @@ class DeviceConfig:
 @dataclass(frozen=True)
 class LoaderConfig:
     load_format: str
+    tokenizer: str | None
+    """Where the tokenizer is, when it is not the model's."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,23 @@ class AdmissionConfig:
     max_model_len: int
     stream_interval: int
     seed: int | None
+    allow_custom_processors: bool
+    """Whether requests may bring code that changes logits."""
+    grammar_backend: str
+
+
+@dataclass(frozen=True)
+class GrammarConfig:
+    """How constraints are compiled. `backend`: "xgrammar", "llguidance" or "none". A compilation that takes longer than
+    `timeout_s` is given up, tried again up to `max_retries` times, and its thread counts as lost while it goes on."""
+
+    backend: str
+    timeout_s: float
+    max_retries: int
+    any_whitespace: bool
+    num_threads: int
+    cache_bytes: int
+    max_lost: int
 
 
 @dataclass(frozen=True)
@@ -137,6 +156,7 @@ class Config:
     scheduler: SchedulerLimits
     graphs: GraphConfig
     admission: AdmissionConfig
+    grammar: GrammarConfig
     log: LogConfig
     lane: LaneConfig
     offline: OfflineConfig
@@ -154,11 +174,12 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
         device=DeviceConfig(
             device, _dtype(raw, model, on_cpu), _num_threads(raw, hardware), tuple(raw["kernel_override"])
         ),
-        loader=LoaderConfig(raw["load_format"]),
+        loader=LoaderConfig(raw["load_format"], raw["tokenizer"]),
         memory=_memory(raw, on_cpu),
         scheduler=scheduler,
         graphs=_graphs(raw, on_cpu, scheduler),
-        admission=AdmissionConfig(model.vocab_size, max_model_len, _at_least(raw, "stream_interval", 1), raw["seed"]),
+        admission=_admission(raw, model, max_model_len),
+        grammar=_grammar(raw),
         log=LogConfig(
             "warning" if raw["log_level"] == "warn" else raw["log_level"],
             raw["enable_log_requests"],
@@ -172,6 +193,32 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
             _within(raw, "zmq_engine_index", 0, 65535),
         ),
         offline=OfflineConfig(raw["skip_tokenizer_init"], raw["stream_output"]),
+    )
+
+
+def _admission(raw: Mapping[str, Any], model: ModelFacts, max_model_len: int) -> AdmissionConfig:
+    return AdmissionConfig(
+        vocab_size=model.vocab_size,
+        max_model_len=max_model_len,
+        stream_interval=_at_least(raw, "stream_interval", 1),
+        seed=raw["seed"],
+        allow_custom_processors=raw["enable_custom_logit_processor"],
+        grammar_backend=raw["grammar_backend"],
+    )
+
+
+def _grammar(raw: Mapping[str, Any]) -> GrammarConfig:
+    timeout_s = float(raw["grammar_compile_timeout_secs"])
+    if not 0 < timeout_s < 1e6:
+        raise FlagError("--grammar-compile-timeout-secs", f"{timeout_s:g} is not a time in seconds")
+    return GrammarConfig(
+        backend=raw["grammar_backend"],
+        timeout_s=timeout_s,
+        max_retries=_within(raw, "grammar_compile_max_retries", 0, 10),
+        any_whitespace=not raw["disable_any_whitespace"],
+        num_threads=2,
+        cache_bytes=_at_least(raw, "grammar_cache_mib", 0) * 2**20,
+        max_lost=4,
     )
 
 

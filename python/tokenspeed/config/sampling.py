@@ -9,15 +9,19 @@ or ignored. Pure: no torch, no clock, no randomness (seeds that nobody gave are 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
+
+from tokenspeed.config.constraint import KINDS, Constraint, ConstraintError
 
 TOP_K_OFF = -1
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIASES = 1024
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_TOKENS = 64
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 _U64 = 0xFFFFFFFFFFFFFFFF
@@ -58,8 +62,32 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
     n: int = 1
+    best_of: int | None = None
+    """Choices that are generated; the n with the highest mean logprob are given. None: n."""
     logprobs: int | None = None
     """None: no logprobs. 0: of the sampled token. k: also of the k most probable ones."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for the prompt's own tokens but the first, which nothing comes before."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these may come (and whatever ends the request, if it is among them); () allows all."""
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Sequences that must not appear in the output; one of a single token bars the token."""
+    bad_words: tuple[str, ...] = ()
+    """The same as text; whoever holds the tokenizer turns them into `bad_token_ids`."""
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    """At most one of these four: what the output is constrained to (`config.constraint`)."""
+    reasoning_end: str | None = None
+    """Text (such as "</think>") up to whose first appearance the output is not constrained."""
+    logits_processor: Callable[..., Any] | None = None
+    """`processor(output_ids, logits)`: changes float32 logits [vocabulary] in place or returns others. It sees the
+    request's new tokens so far; in this process only, and only where the engine allows it."""
+    custom_logit_processor: str | None = None
+    """The same, serialised (`sampling.custom`); only where the engine allows it."""
+    custom_params: Mapping[str, Any] | None = None
+    """Handed to `custom_logit_processor`."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -70,6 +98,10 @@ class SamplingParams:
         # A lone string and None are spellings of a list; every later reader sees a tuple.
         object.__setattr__(self, "stop", _as_tuple(self.stop, str))
         object.__setattr__(self, "stop_token_ids", _as_tuple(self.stop_token_ids, int))
+        object.__setattr__(self, "allowed_token_ids", _as_tuple(self.allowed_token_ids, int))
+        object.__setattr__(self, "bad_words", _as_tuple(self.bad_words, str))
+        bad = tuple(_as_tuple(sequence, int) for sequence in _as_tuple(self.bad_token_ids, int))
+        object.__setattr__(self, "bad_token_ids", bad)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
@@ -89,6 +121,20 @@ class SamplingParams:
     def wants_penalties(self) -> bool:
         return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
 
+    @property
+    def num_generated(self) -> int:
+        """Choices that are generated; `n` of them are given."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the output is constrained to."""
+        for kind in KINDS:
+            text = getattr(self, kind)
+            if text is not None:
+                return Constraint(kind, text, self.reasoning_end)
+        return None
+
     def validate(self, vocab_size: int, max_model_len: int) -> None:
         """Raise `RequestError` for the first field that this model cannot honour. O(size of the parameters)."""
         _check_number("temperature", self.temperature, 0.0, 100.0)
@@ -103,8 +149,11 @@ class SamplingParams:
         _check_int("stream_interval", self.stream_interval, 1, max_model_len)
         if self.seed is not None:
             _check_int("seed", self.seed, SEED_MIN, SEED_MAX)
-        if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, 0, min(MAX_LOGPROBS, vocab_size))
+        if self.best_of is not None:
+            _check_int("best_of", self.best_of, self.n, MAX_CHOICES)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, min(MAX_LOGPROBS, vocab_size))
         for name in (
             "ignore_eos",
             "skip_special_tokens",
@@ -116,6 +165,47 @@ class SamplingParams:
         self._validate_lengths(max_model_len)
         self._validate_stops(vocab_size)
         self._validate_bias(vocab_size)
+        self._validate_token_lists(vocab_size)
+        self._validate_constraint()
+
+    def _validate_token_lists(self, vocab_size: int) -> None:
+        for token in self.allowed_token_ids:
+            _check_int("allowed_token_ids", token, 0, vocab_size - 1)
+        if len(self.bad_token_ids) + len(self.bad_words) > MAX_BAD_WORDS:
+            raise RequestError("bad_words", "invalid_value", f"bad_words has more than {MAX_BAD_WORDS} entries")
+        for sequence in self.bad_token_ids:
+            if not 0 < len(sequence) <= MAX_BAD_WORD_TOKENS:
+                raise RequestError(
+                    "bad_token_ids",
+                    "invalid_value",
+                    f"bad_token_ids: a sequence has {len(sequence)} tokens, not 1 to {MAX_BAD_WORD_TOKENS}",
+                )
+            for token in sequence:
+                _check_int("bad_token_ids", token, 0, vocab_size - 1)
+        for word in self.bad_words:
+            if not isinstance(word, str) or not word:
+                raise RequestError(
+                    "bad_words", "invalid_value", f"bad_words must be texts that are not empty: {word!r}"
+                )
+
+    def _validate_constraint(self) -> None:
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) > 1:
+            raise RequestError(given[1], "conflicting_parameters", f"{' and '.join(given)}: give one of them")
+        for name in (*given, "reasoning_end", "custom_logit_processor"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise RequestError(name, "invalid_type", f"{name} must be a string, got {type(value).__name__}")
+        if self.reasoning_end is not None and (not given or not self.reasoning_end):
+            raise RequestError(
+                "reasoning_end", "invalid_value", "reasoning_end is a text that goes with a constraint; give both"
+            )
+        constraint = self.constraint
+        if constraint is not None:
+            try:
+                constraint.prepared()
+            except ConstraintError as error:
+                raise RequestError(given[0], error.code, f"{given[0]}: {error}") from None
 
     def _validate_lengths(self, max_model_len: int) -> None:
         if self.max_new_tokens is not None:

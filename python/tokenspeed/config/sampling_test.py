@@ -96,8 +96,8 @@ def test_lone_stops_become_tuples() -> None:
 
 
 def test_an_unknown_parameter_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match="best_of is not a sampling parameter") as caught:
-        SamplingParams.from_mapping({"best_of": 3})
+    with pytest.raises(RequestError, match="best_of_n is not a sampling parameter") as caught:
+        SamplingParams.from_mapping({"best_of_n": 3})
     assert caught.value.code == "unknown_parameter"
 
 

@@ -2,7 +2,8 @@
 """The engine's door: a request is checked, gets its seed and its id, and enters the scheduler, or is rejected.
 
 Called by the loop's thread. Frontends in the same process check requests before they send them and the gateway does
-too; this is where a foreign gateway's requests meet the same rules. A rejection is an answer, never an exception.
+too; this is where a foreign gateway's requests meet the same rules. A request with a constraint waits here, in nobody's
+way, until its grammar is compiled. A rejection is an answer, never an exception.
 """
 
 from __future__ import annotations
@@ -24,40 +25,95 @@ from tokenspeed.config.sampling import (
     room_for_output,
 )
 from tokenspeed.engine.messages import Add, Rejection
-from tokenspeed.engine.records import RequestTable
+from tokenspeed.engine.records import RequestRecord, RequestTable
+from tokenspeed.grammar import Compiled, GrammarCompiler
+from tokenspeed.sampling import ProcessorError, load_processor
 from tokenspeed_cc import RequestSpec, Scheduler
 
 
 class Admission:
-    def __init__(self, config: AdmissionConfig, scheduler: Scheduler, requests: RequestTable) -> None:
+    def __init__(
+        self, config: AdmissionConfig, scheduler: Scheduler, requests: RequestTable, grammars: GrammarCompiler
+    ) -> None:
         self._config = config
         self._scheduler = scheduler
         self._requests = requests
+        self._grammars = grammars
+        self._compiling: dict[int, RequestRecord] = {}
         self._seed = secrets.randbits(63) if config.seed is None else config.seed
         self._num_drawn = 0
 
+    @property
+    def num_compiling(self) -> int:
+        """Requests that wait for their grammar."""
+        return len(self._compiling)
+
     def admit(self, request: Add) -> Rejection | None:
-        """Queue the request; None when it is in."""
+        """Queue the request, or have its grammar compiled first; None when it is in."""
         try:
             self._admit(request)
         except RequestError as error:
             return Rejection(request.rid, 400, error.field, error.code, error.message)
         return None
 
+    def queue_compiled(self) -> list[Rejection]:
+        """Queue the requests whose grammars are there; the rejections of those that have none."""
+        if not self._compiling:
+            return []
+        return [rejection for done in self._grammars.take() if (rejection := self._compiled(done)) is not None]
+
+    def abort(self, record: RequestRecord) -> bool:
+        """Forget a request that waits for its grammar; False when it is not one."""
+        if self._compiling.pop(record.request_id, None) is None:
+            return False
+        self._grammars.forget(record.request_id)
+        return True
+
     def _admit(self, request: Add) -> None:
         if request.rid in self._requests:
             raise RequestError("rid", "duplicate_request_id", f"request id {request.rid!r} is in use")
         room = check_request(request.token_ids, request.params, self._config)
+        check_processor(request.params, self._config)
         record = self._requests.new_record(request.rid, self._settled(request.params), request.token_ids)
+        record.room, record.priority, record.cache_salt = room, request.priority, request.cache_salt
+        constraint = record.params.constraint
+        if constraint is None:
+            self._queue(record)
+            self._requests.add(record)
+            return
+        self._requests.add(record)
+        self._compiling[record.request_id] = record
+        self._grammars.submit(constraint.prepared(), record.request_id)
+
+    def _compiled(self, done: Compiled) -> Rejection | None:
+        record = self._compiling.pop(done.ticket) if isinstance(done.ticket, int) else None
+        assert record is not None  # whoever stops waiting says `forget`
+        constraint = record.params.constraint
+        assert constraint is not None
+        try:
+            if done.grammar is None:
+                code = "grammar_error" if done.status == 400 else "grammar_unavailable"
+                raise RequestError(constraint.kind, code, f"{constraint.kind}: {done.error}")
+            record.grammar = done.grammar
+            self._queue(record)
+        except RequestError as error:
+            self._requests.remove(record)
+            return Rejection(record.rid, done.status or 400, error.field, error.code, error.message)
+        return None
+
+    def _queue(self, record: RequestRecord) -> None:
+        params = record.params
+        # The sampler lets a constrained output end where its grammar does, and holds the end back before that.
+        constrained = record.grammar is not None
         spec = RequestSpec(
             request_id=record.request_id,
-            token_ids=request.token_ids,
-            max_new_tokens=room,
-            min_new_tokens=record.params.min_new_tokens,
-            stop_token_ids=list(record.params.stop_token_ids),
-            ignore_eos=record.params.ignore_eos,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
+            token_ids=record.prompt_ids,
+            max_new_tokens=record.room,
+            min_new_tokens=0 if constrained else params.min_new_tokens,
+            stop_token_ids=list(params.stop_token_ids),
+            ignore_eos=params.ignore_eos and not constrained,
+            priority=record.priority,
+            cache_salt=record.cache_salt,
             adapter=0,
         )
         try:
@@ -65,7 +121,6 @@ class Admission:
         except ValueError as error:
             # What passed the checks above and still cannot ever fit: the pool or the step's budget is too small.
             raise RequestError("prompt", "request_too_large", str(error)) from None
-        self._requests.add(record)
 
     def _settled(self, params: SamplingParams) -> SamplingParams:
         """With a seed, whoever chose it, and the engine's stream interval where the request is content with less."""
@@ -78,11 +133,26 @@ class Admission:
 
 def check_request(token_ids: NDArray[np.int32], params: SamplingParams, config: AdmissionConfig) -> int:
     """The room for output, or `RequestError`. Also called by frontends, in their callers' threads."""
-    if params.n != 1:
+    if params.n != 1 or params.num_generated != 1:
         raise RequestError("n", "invalid_value", f"n is {params.n}; whoever fans choices out sends one request each")
     params.validate(config.vocab_size, config.max_model_len)
+    if params.constraint is not None and config.grammar_backend == "none":
+        kind = params.constraint.kind
+        raise RequestError(kind, "unsupported", f"{kind}: this engine runs with --grammar-backend none")
     check_token_ids(token_ids, config.vocab_size)
     return room_for_output(len(token_ids), params.max_new_tokens, config.max_model_len)
+
+
+def check_processor(params: SamplingParams, config: AdmissionConfig) -> None:
+    """Raise `RequestError` for code that this engine does not run or cannot load."""
+    for name in ("logits_processor", "custom_logit_processor"):
+        if getattr(params, name) is not None and not config.allow_custom_processors:
+            raise RequestError(name, "unsupported", f"{name}: the engine runs without --enable-custom-logit-processor")
+    if params.custom_logit_processor is not None:
+        try:
+            load_processor(params.custom_logit_processor, params.custom_params)
+        except ProcessorError as error:
+            raise RequestError("custom_logit_processor", "invalid_value", f"custom_logit_processor: {error}") from None
 
 
 def check_token_ids(token_ids: NDArray[Any], vocab_size: int) -> None:

@@ -38,6 +38,11 @@ class Choice:
     stop_match: str | int | None
     """The stop string or stop token that ended it."""
 
+    @property
+    def mean_logprob(self) -> float:
+        """Per token; 0 without logprobs."""
+        return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
+
 
 class ChoiceBuilder:
     """Without a tokenizer there is no text, and no stop strings."""

@@ -29,6 +29,7 @@ from tokenspeed.engine.compiles import LateCompiles
 from tokenspeed.engine.device_state import DeviceState
 from tokenspeed.engine.executor import Executor, InlineExecutor, StreamExecutor, ThreadExecutor
 from tokenspeed.engine.gpu_start import start_gpu
+from tokenspeed.engine.grammars import grammar_compiler
 from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.messages import Frontend
@@ -36,6 +37,7 @@ from tokenspeed.engine.records import RequestTable
 from tokenspeed.engine.runner import NOTHING_CAPTURED, ModelRunner
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.warmup import warm_up
+from tokenspeed.grammar import GrammarCompiler
 from tokenspeed.layers.cache import total_block_bytes
 from tokenspeed.models import load_model
 from tokenspeed.sampling import Sampler, SamplerConfig
@@ -58,6 +60,13 @@ class EngineCore:
     executor: Executor
     num_blocks: int
     late_compiles: LateCompiles
+    grammars: GrammarCompiler
+
+    def close(self) -> None:
+        """End the threads; nothing may be in flight."""
+        self.executor.close()
+        self.late_compiles.stop()
+        self.grammars.close()
 
 
 def build(
@@ -67,6 +76,7 @@ def build(
     the first step. Raises what loading raises (ModelError), OutOfMemory, FlagError."""
     prepare_device(config.device)
     device = torch.device(config.device.device)
+    grammars = grammar_compiler(config, source, model_config)
     progress("loading weights")
     served = model_config.serving(config.scheduler.max_model_len)
     model = load_model(
@@ -98,7 +108,7 @@ def build(
         scheduler,
         executor,
         LocalFrontend(),
-        Admission(config.admission, scheduler, requests),
+        Admission(config.admission, scheduler, requests, grammars),
         requests,
         StepLog(config.log, scheduler, requests),
         config.scheduler.overlap_depth,
@@ -108,7 +118,7 @@ def build(
     late_compiles = LateCompiles()
     if not on_cpu:
         late_compiles.watch()
-    return EngineCore(config, loop, executor, num_blocks, late_compiles)
+    return EngineCore(config, loop, executor, num_blocks, late_compiles, grammars)
 
 
 def prepare_device(device: DeviceConfig) -> None:
@@ -184,8 +194,7 @@ class LoopThread:
             logger.error("the engine's loop died", exc_info=error)
             self._cause = error
         finally:
-            self._core.executor.close()
-            self._core.late_compiles.stop()
+            self._core.close()
             self._frontend.fail(self._cause)
 
 

@@ -158,7 +158,7 @@ def _worst_step_bytes(
     everything = SamplingParams(
         temperature=1.0, top_p=0.9, frequency_penalty=0.1, repetition_penalty=1.1, logit_bias={0: 0.5}, seed=1
     )
-    sampler.set_slot(0, everything, np.zeros(1, np.int32), np.zeros(0, np.int32))
+    sampler.set_slot(0, everything, np.zeros(1, np.int32), np.zeros(0, np.int32), None)
     logits = model.forward(batch)
     sampler.sample(logits, slots, batch.attention.kv_lens.long(), MAX_LOGPROBS, np.arange(len(slots)))
     torch.cuda.synchronize(state.device)

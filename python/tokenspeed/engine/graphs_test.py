@@ -65,7 +65,9 @@ class Stepper:
         logprobs = [params.logprobs for _, params in requests if params.logprobs is not None]
         while (plan := self.scheduler.plan()) is not None:
             new = [
-                NewSlot(slot, requests[request][1], np.array(requests[request][0], np.int32), np.zeros(0, np.int32))
+                NewSlot(
+                    slot, requests[request][1], np.array(requests[request][0], np.int32), np.zeros(0, np.int32), None
+                )
                 for slot, request in zip(plan.new_slots.tolist(), plan.new_slot_request_ids.tolist())
             ]
             decode, prefill = self.captured.decode, self.captured.prefill

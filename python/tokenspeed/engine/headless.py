@@ -68,7 +68,7 @@ def run_headless(
         return 1
     finally:
         lane.close()
-        core.executor.close()
+        core.close()
 
 
 def ready_response(core: EngineCore, served_name: str) -> wire.ReadyResponse:

@@ -33,12 +33,7 @@ logger = logging.getLogger("tokenspeed.engine")
 _REDIAL_S = 0.2
 
 _ABSENT_FEATURES = {
-    "json_schema": "structured output",
-    "regex": "structured output",
-    "ebnf": "structured output",
-    "structural_tag": "structured output",
     "thinking_budget": "a thinking budget",
-    "custom_params": "custom sampling parameters",
     "stop": "stop strings in the engine (the gateway matches them)",
     "stop_strs": "stop strings in the engine (the gateway matches them)",
 }
@@ -46,7 +41,6 @@ _ABSENT_INPUTS = {
     "token_ids_logprob": "logprobs of chosen tokens",
     "input_embeds": "embeddings as input",
     "session_params": "sessions",
-    "custom_logit_processor": "custom logit processors",
     "return_hidden_states": "hidden states",
     "bootstrap_room": "prefill/decode disaggregation",
     "multimodal_inputs": "images, video or audio",
@@ -139,7 +133,22 @@ def _params(request: wire.TokenizedGenerateReqInput) -> SamplingParams:
         n=sent.n,
         logprobs=request.top_logprobs_num if request.return_logprob else None,
         stream_interval=sent.stream_interval or 1,
+        json_schema=sent.json_schema,
+        regex=sent.regex,
+        ebnf=sent.ebnf,
+        structural_tag=sent.structural_tag,
+        reasoning_end=sent.reasoning_end,
+        allowed_token_ids=tuple(sent.allowed_token_ids or ()),
+        bad_token_ids=tuple(tuple(sequence) for sequence in sent.bad_token_ids or ()),
+        custom_logit_processor=request.custom_logit_processor,
+        custom_params=_custom_params(sent.custom_params),
     )
+
+
+def _custom_params(sent: Any) -> dict[str, Any] | None:
+    if sent is not None and not isinstance(sent, dict):
+        raise RequestError("custom_params", "invalid_type", "custom_params is an object")
+    return sent or None
 
 
 def _bias(sent: dict[int | str, float] | None) -> dict[int, float] | None:

@@ -84,16 +84,11 @@ def test_logprobs_are_asked_for_beside_the_sampling_fields() -> None:
 
 
 ABSENT = [
-    ({"sampling": {"json_schema": "{}"}}, "json_schema"),
-    ({"sampling": {"regex": "a*"}}, "regex"),
-    ({"sampling": {"ebnf": "root ::= x"}}, "ebnf"),
-    ({"sampling": {"structural_tag": "{}"}}, "structural_tag"),
     ({"sampling": {"thinking_budget": 5}}, "thinking_budget"),
     ({"sampling": {"stop_strs": ["x"]}}, "stop_strs"),
     ({"sampling": {"logit_bias": {"x": 1.0}}}, "logit_bias"),
     ({"return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
     ({"token_ids_logprob": [5]}, "token_ids_logprob"),
-    ({"custom_logit_processor": "x"}, "custom_logit_processor"),
     ({"return_hidden_states": True}, "return_hidden_states"),
     ({"bootstrap_room": 5}, "bootstrap_room"),
     ({"multimodal_inputs": [1]}, "multimodal_inputs"),

@@ -28,6 +28,8 @@ from tokenspeed.engine.step_log import StepLog
 from tokenspeed_cc import Plan, Scheduler
 
 IDLE_WAIT_S = 0.25
+COMPILE_WAIT_S = 0.002
+"""The same while a grammar is being compiled."""
 SIGN_OF_LIFE_S = 0.5
 """While steps settle and no request has anything to say (a long prefill), the load is published this often."""
 
@@ -68,6 +70,8 @@ class EngineLoop:
 
     def step(self) -> None:
         self._admit(self.frontend.drain(self._patience_s()))
+        for rejection in self._admission.queue_compiled():
+            self._outputs.add_rejection(rejection)
         launched = self._launch()
         while len(self._in_flight) > self._overlap_depth or (self._in_flight and not launched):
             self._settle()
@@ -76,7 +80,9 @@ class EngineLoop:
 
     def _patience_s(self) -> float:
         """How long to wait for commands: not at all while there is work."""
-        return 0.0 if self._in_flight or self.scheduler.has_work() else IDLE_WAIT_S
+        if self._in_flight or self.scheduler.has_work():
+            return 0.0
+        return COMPILE_WAIT_S if self._admission.num_compiling else IDLE_WAIT_S
 
     def _admit(self, commands: list[Command]) -> None:
         for command in commands:
@@ -102,6 +108,9 @@ class EngineLoop:
         """End a request now; None is one that has ended already."""
         if record is None:
             return
+        if self._admission.abort(record):
+            self._outputs.add_unqueued_abort(record)
+            return
         ended = self.scheduler.abort(record.request_id)
         if ended is None:
             raise EngineFault(f"request {record.rid} is live here and unknown to the scheduler")
@@ -120,7 +129,7 @@ class EngineLoop:
 
     def _work(self, plan: Plan) -> StepWork:
         new_slots = [
-            NewSlot(slot, record.params, record.prompt_ids, np.asarray(record.output_ids, np.int32))
+            NewSlot(slot, record.params, record.prompt_ids, np.asarray(record.output_ids, np.int32), record.grammar)
             for slot, record in zip(
                 plan.new_slots.tolist(),
                 (self.requests[request_id] for request_id in plan.new_slot_request_ids.tolist()),
@@ -152,4 +161,5 @@ class EngineLoop:
 
     def _load(self) -> LoadNumbers:
         load = self.scheduler.load()
-        return LoadNumbers(load.num_running, load.num_waiting, load.active_blocks, load.total_blocks)
+        waiting = load.num_waiting + self._admission.num_compiling
+        return LoadNumbers(load.num_running, waiting, load.active_blocks, load.total_blocks)

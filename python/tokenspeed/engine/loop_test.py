@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tokenspeed_cc
-from tokenspeed.config.resolve import AdmissionConfig, LogConfig
+from tokenspeed.config.constraint import Constraint
+from tokenspeed.config.resolve import AdmissionConfig, GrammarConfig, LogConfig
 from tokenspeed.config.sampling import SamplingParams
 from tokenspeed.engine.admission import Admission
 from tokenspeed.engine.errors import EngineFault
@@ -21,6 +24,7 @@ from tokenspeed.engine.pending import Done, Pending
 from tokenspeed.engine.records import RequestTable
 from tokenspeed.engine.runner import StepWork
 from tokenspeed.engine.step_log import StepLog
+from tokenspeed.grammar import CompiledGrammar, GrammarCompiler, GrammarError
 
 EOS = 99
 
@@ -57,6 +61,26 @@ class Watched(Done[StepTokens]):
     def wait(self) -> StepTokens:
         self._events.append(f"settle {self._step_id}")
         return super().wait()
+
+
+class ScriptedBackend:
+    """Compiles when it is told to; "bad" in a constraint is an error."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def compile(self, constraint: Constraint) -> CompiledGrammar:
+        assert self.go.wait(10)
+        if "bad" in constraint.text:
+            raise GrammarError("no such thing")
+        return Anything()
+
+
+class Anything:
+    num_bytes = 1
+
+    def matcher(self, stop_token_ids: Sequence[int]) -> Any:
+        raise AssertionError("the scripted executor samples nothing")
 
 
 class Desk:
@@ -106,8 +130,10 @@ class Bench:
         self.scheduler = tokenspeed_cc.Scheduler(config)
         self.executor = ScriptedExecutor(script)
         self.desk = Desk()
+        self.backend = ScriptedBackend()
         requests = RequestTable()
-        admission = Admission(AdmissionConfig(100, 128, 1, 0), self.scheduler, requests)
+        grammars = GrammarCompiler(GrammarConfig("xgrammar", 30.0, 0, True, 1, 2**20, 2), lambda: self.backend)
+        admission = Admission(AdmissionConfig(100, 128, 1, 0, False, "xgrammar"), self.scheduler, requests, grammars)
         log = StepLog(LogConfig("error", True, 0, True, 40), self.scheduler, requests)
         self.loop = EngineLoop(self.scheduler, self.executor, self.desk, admission, requests, log, depth)
 
@@ -251,3 +277,43 @@ def test_work_that_cannot_be_planned_is_a_fault_in_words() -> None:
     bench.loop.scheduler = Stuck()  # type: ignore[assignment]
     with pytest.raises(EngineFault, match="no step can be planned"):
         bench.loop.step()
+
+
+def until(bench: Bench, done: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < deadline_s
+        bench.steps(1)
+
+
+def test_a_request_waits_for_its_grammar_and_holds_nobody_up() -> None:
+    bench = Bench().add("a", regex="x+").add("b").steps(12)
+    assert bench.desk.ends("b") == ["length"] and bench.desk.ends("a") == []
+    assert bench.desk.published[-1].load.num_waiting == 1
+    assert bench.desk.waits[-1] <= 0.01, "while a grammar compiles, an idle loop looks again soon"
+    bench.backend.go.set()
+    until(bench, lambda: bool(bench.desk.ends("a")))
+    assert bench.desk.ends("a") == ["length"]
+    slots = [new for work in bench.executor.works for new in work.new_slots if new.grammar is not None]
+    assert len(slots) == 1 and slots[0].params.regex == "x+"
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_request_with_400_and_the_reason() -> None:
+    bench = Bench().add("a", regex="bad").add("b", regex="good")
+    bench.backend.go.set()
+    until(bench, lambda: bool(bench.desk.ends("b")))
+    (rejection,) = [entry for output in bench.desk.published for entry in output.rejections]
+    assert (rejection.rid, rejection.status, rejection.field) == ("a", 400, "regex")
+    assert "no such thing" in rejection.message
+    assert bench.loop.requests.of_rid("a") is None
+
+
+def test_a_request_that_is_aborted_while_its_grammar_compiles_ends_once() -> None:
+    bench = Bench().add("a", regex="x").steps(2)
+    bench.desk.commands.append(Abort(["a"]))
+    bench.steps(1)
+    assert bench.desk.ends("a") == ["abort"]
+    bench.backend.go.set()
+    bench.add("b", regex="x")
+    until(bench, lambda: bool(bench.desk.ends("b")))
+    assert bench.desk.ends("a") == ["abort"]

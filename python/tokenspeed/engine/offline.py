@@ -27,12 +27,13 @@ from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_source import resolve_model
 from tokenspeed.config.resolve import resolve
 from tokenspeed.config.sampling import RequestError, SamplingParams, derive_seed
-from tokenspeed.engine.admission import check_request, check_token_ids
+from tokenspeed.engine.admission import check_processor, check_request, check_token_ids
 from tokenspeed.engine.choice import Choice, ChoiceBuilder, TokenLogprob
 from tokenspeed.engine.core import LoopThread, build, set_frontend
 from tokenspeed.engine.errors import EngineDeadError
 from tokenspeed.engine.local_frontend import Delta, LocalFrontend
 from tokenspeed.engine.messages import Add, LoadNumbers
+from tokenspeed.gateway.text.bad_words import bad_sequences
 from tokenspeed.gateway.text.tokenizer import Tokenizer, load_tokenizer
 
 Prompt = str | Sequence[int]
@@ -75,6 +76,8 @@ class Job:
     prompt_token_ids: list[int]
     requests: list[Add]
     builders: list[ChoiceBuilder]
+    params: SamplingParams
+    """As asked: how many of the choices are given, and whether with logprobs."""
 
     @property
     def done(self) -> bool:
@@ -82,6 +85,11 @@ class Job:
 
     def output(self) -> RequestOutput:
         choices = [builder.result() for builder in self.builders]
+        if len(choices) > self.params.n:
+            choices = sorted(choices, key=lambda choice: -choice.mean_logprob)[: self.params.n]
+            choices = [replace(choice, index=index) for index, choice in enumerate(choices)]
+            if self.params.logprobs is None:
+                choices = [replace(choice, logprobs=None) for choice in choices]
         return RequestOutput(self.prompt_token_ids, choices, self.builders[0].cached_tokens)
 
     def new_output(self, new_tokens: Mapping[str, list[int]]) -> RequestOutput:
@@ -163,16 +171,28 @@ class Engine:
             )
         token_ids = self.encode(prompt)
         settled.validate(self.config.admission.vocab_size, self.config.admission.max_model_len)
-        check_request(token_ids, replace(settled, n=1), self.config.admission)
-        number = next(self._numbers)
-        base = secrets.randbits(63) if settled.seed is None and settled.n > 1 else settled.seed
+        if settled.bad_words:
+            settled = self._without_words(settled)
+        single = replace(settled, n=1, best_of=None)
+        check_request(token_ids, single, self.config.admission)
+        check_processor(single, self.config.admission)
+        number, count = next(self._numbers), settled.num_generated
+        base = secrets.randbits(63) if settled.seed is None and count > 1 else settled.seed
+        if count > settled.n and single.logprobs is None:
+            single = replace(single, logprobs=0)  # what the candidates are compared by
         requests, builders = [], []
-        for index in range(settled.n):
+        for index in range(count):
             seed = base if base is None else derive_seed(base, index)
-            choice = replace(settled, n=1, seed=seed)
+            choice = replace(single, seed=seed)
             requests.append(Add(f"{number}-{index}", token_ids, choice, priority=0, cache_salt=0))
             builders.append(ChoiceBuilder(index, choice, self.tokenizer))
-        return Job(token_ids.tolist(), requests, builders)
+        return Job(token_ids.tolist(), requests, builders, settled)
+
+    def _without_words(self, params: SamplingParams) -> SamplingParams:
+        if self.tokenizer is None:
+            raise RequestError("bad_words", "unsupported", "bad_words: without a tokenizer there is no text")
+        sequences = bad_sequences(self.tokenizer, params.bad_words)
+        return replace(params, bad_words=(), bad_token_ids=params.bad_token_ids + sequences)
 
     def encode(self, prompt: Prompt) -> NDArray[np.int32]:
         """Token ids of a prompt, int32. Raises RequestError."""

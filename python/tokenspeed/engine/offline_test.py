@@ -138,7 +138,9 @@ def test_a_lone_prompt_and_a_list_of_prompts_both_give_a_list(start_engine: Star
         ([5], {"logit_bias": {320: 1.0}}, "logit_bias", "invalid_value"),
         ([5], {"temperature": float("nan")}, "temperature", "invalid_value"),
         ([5], {"stop": "x"}, "stop", "unsupported"),
-        ([5], {"best_of": 2}, "best_of", "unknown_parameter"),
+        ([5], {"best_of_n": 2}, "best_of_n", "unknown_parameter"),
+        ([5], {"best_of": 2, "n": 3}, "best_of", "invalid_value"),
+        ([5], {"logits_processor": print}, "logits_processor", "unsupported"),
     ],
     ids=lambda value: str(value)[:24],
 )

@@ -85,6 +85,11 @@ class OutputColumns:
         self._append(record, [], None, "abort", counts)
         self._end(record, "abort")
 
+    def add_unqueued_abort(self, record: RequestRecord) -> None:
+        """The terminal event of a request that was aborted before it was queued; it has no statistics."""
+        self._append(record, [], None, "abort", (len(record.prompt_ids), 0, 0, -1))
+        self._requests.remove(record)
+
     def add_step(self, outcome: OutcomeView, tokens: StepTokens) -> None:
         """The rows of a settled step. Rows that only add a token go in as columns, others one by one."""
         records = self._requests.with_ids(outcome.request_ids.tolist())

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenspeed.config.sampling import SamplingParams
+from tokenspeed.grammar import CompiledGrammar
 from tokenspeed.observability.request_stats import RequestClock
 
 
@@ -29,6 +30,10 @@ class RequestRecord:
         "clock",
         "held_tokens",
         "held_logprobs",
+        "grammar",
+        "room",
+        "priority",
+        "cache_salt",
     )
 
     def __init__(self, request_id: int, rid: str, params: SamplingParams, prompt_ids: NDArray[np.int32]) -> None:
@@ -40,6 +45,12 @@ class RequestRecord:
         self.clock = RequestClock(time.time())
         self.held_tokens: list[int] = []
         """Tokens that wait for `stream_interval` of them."""
+        self.grammar: CompiledGrammar | None = None
+        """What the constraint was compiled to; set before the request is queued."""
+        self.room = 0
+        """Tokens of output it may have."""
+        self.priority = 0
+        self.cache_salt = 0
         self.held_logprobs: list[tuple[float, list[float], list[int]]] = []
 
 

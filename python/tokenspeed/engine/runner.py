@@ -23,6 +23,7 @@ from tokenspeed.engine.inputs import PlanView, StepArrays
 from tokenspeed.engine.kv_pool import KVCaches
 from tokenspeed.engine.pieces import PrefillPieces
 from tokenspeed.engine.transfer import PinnedTransfer, Transfer, share_memory
+from tokenspeed.grammar import CompiledGrammar
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.models.model import Hidden
 from tokenspeed_kernel import api
@@ -42,8 +43,16 @@ class Sampler(Protocol):
     """What the runner asks of a sampler; `sampling.Sampler` is one."""
 
     def set_slot(
-        self, slot: int, params: SamplingParams, prompt_ids: NDArray[np.int32], output_ids: NDArray[np.int32]
+        self,
+        slot: int,
+        params: SamplingParams,
+        prompt_ids: NDArray[np.int32],
+        output_ids: NDArray[np.int32],
+        grammar: CompiledGrammar | None,
     ) -> None: ...
+
+    def prepare(self, slots: NDArray[np.int64]) -> None:
+        """Begin what the host has to work out for a step that samples for these slots."""
 
     def sample(
         self,
@@ -78,6 +87,7 @@ class NewSlot:
     params: SamplingParams
     prompt_ids: NDArray[np.int32]
     output_ids: NDArray[np.int32]
+    grammar: CompiledGrammar | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +148,12 @@ class ModelRunner:
     def run(self, work: StepWork) -> Sampled:
         """Launch one step: copies, forward, sampling. On a GPU it returns before any of it has happened."""
         for new in work.new_slots:
-            self._sampler.set_slot(new.slot, new.params, new.prompt_ids, new.output_ids)
+            self._sampler.set_slot(new.slot, new.params, new.prompt_ids, new.output_ids, new.grammar)
         graphs = self._captured.decode
         if graphs is not None and graphs.fit(work.plan):
             return self._play(graphs, work)
         arrays = inputs.build(work.plan, self._block_tables, self._block_size)
+        self._sampler.prepare(arrays.sample_slots)
         batch, sample_slots, sample_positions = self._batch(work.plan, arrays)
         pieces = self._captured.prefill
         layers = self._model.hidden if pieces is None or not pieces.fit(len(batch.token_ids)) else pieces.play
@@ -158,6 +169,7 @@ class ModelRunner:
         """A captured step; what it cannot draw itself is drawn from its logits."""
         num_rows = work.plan.num_rows
         host_slots, rows = work.plan.slots.astype(np.int64), np.arange(num_rows)
+        self._sampler.prepare(host_slots)
         noise = self._sampler.plain_draw(host_slots, work.num_logprobs)
         left = graphs.play(work.plan, bool(noise))
         if noise is not None:

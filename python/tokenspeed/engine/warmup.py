@@ -31,6 +31,7 @@ _VARIANTS = (
         presence_penalty=0.1,
         repetition_penalty=1.1,
         logit_bias={0: 0.5},
+        bad_token_ids=((1,),),
         logprobs=5,
         seed=1,
         max_new_tokens=2,

@@ -2,8 +2,9 @@
 """The sampler: one call a step turns logits into tokens, by the parameters of each row's slot.
 
 The runner calls it, in step order, on the thread that launches. Nothing in it waits for the device: tokens feed the
-next step and the counts of penalties as tensors, so results are exact however many steps are in flight. A batch that
-is all greedy without extras costs one argmax. Noise depends on (seed, position, token) only, never on the batch.
+next step and the counts of penalties as tensors, so results are exact however many steps are in flight; only rows
+with rules (grammars, barred sequences) wait for tokens of the step before, see `host_rules`. A batch that is all
+greedy without extras costs one argmax. Noise depends on (seed, position, token) only, never on the batch.
 """
 
 from __future__ import annotations
@@ -16,9 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from tokenspeed.config.sampling import SamplingParams
+from tokenspeed.sampling.custom import load_processor
+from tokenspeed.sampling.host_rules import HostRules, Masked
+from tokenspeed.sampling.rules import BadSequences, FixedRule, Grammar, GrammarRule, RequestRules, Rule, bits_of
 from tokenspeed.sampling.slot_params import Feature, SlotParams
 from tokenspeed.sampling.token_lists import TokenLists
 from tokenspeed_kernel import api
+
+_FAR_AWAY = 2**62
+"""A sequence length that nothing reaches."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +57,12 @@ class Sampler:
 
     def __init__(self, config: SamplerConfig) -> None:
         self._eos = config.eos_token_ids
+        self._vocab_size = config.vocab_size
         self._device = config.device
         self._params = SlotParams(config.num_slots, config.device)
         self._biases = TokenLists(config.num_slots, config.device)
         self._stops = TokenLists(config.num_slots, config.device)
+        self._rules = HostRules(config.num_slots, config.vocab_size, config.device)
         self._one = torch.ones((), dtype=torch.int32, device=config.device)
         table = (config.num_slots, config.vocab_size)
         # Zero pages that only penalised requests ever touch: on a CPU they cost nothing before that.
@@ -61,25 +70,42 @@ class Sampler:
         self._prompt_mask = torch.zeros(table, dtype=torch.bool, device=config.device)
 
     def set_slot(
-        self, slot: int, params: SamplingParams, prompt_ids: NDArray[np.int32], output_ids: NDArray[np.int32]
+        self,
+        slot: int,
+        params: SamplingParams,
+        prompt_ids: NDArray[np.int32],
+        output_ids: NDArray[np.int32],
+        grammar: Grammar | None,
     ) -> None:
         """Give `slot` to a request.
 
         params: validated, with a seed unless greedy. prompt_ids: int32 [P]. output_ids: int32 [O], what the request
-        has produced before (when it comes back after a retraction). Raises ValueError when a draw has no seed.
+        has produced before (when it comes back after a retraction). grammar: what its constraint was compiled to.
+        Raises ValueError when a draw has no seed.
         """
         if params.seed is None and not params.greedy:
             raise ValueError("a request that draws tokens needs a seed; admission gives one to those without")
-        features = self._params.set(slot, params, params.seed or 0, len(prompt_ids) + params.min_new_tokens)
+        rules = self._request_rules(params, grammar)
+        # A grammar's end is the output's end, so an end token that is ignored may come there and nowhere else.
+        held_back = grammar is not None and params.ignore_eos
+        min_length = _FAR_AWAY if held_back else len(prompt_ids) + params.min_new_tokens
+        features = self._params.set(slot, params, params.seed or 0, min_length, rules is not None, held_back)
         if Feature.BIAS in features:
             bias = params.logit_bias or {}
             self._biases.set(slot, list(bias), list(bias.values()))
         else:
             self._biases.set(slot, (), ())
-        stops = self._barred_tokens(params) if Feature.MIN_TOKENS in features else []
+        stops: Sequence[int] = []
+        if Feature.MIN_TOKENS in features:
+            stops = sorted(self._eos) if held_back else self._barred_tokens(params)
         self._stops.set(slot, stops, [float("-inf")] * len(stops))
+        self._rules.set(slot, rules, output_ids.tolist())
         if Feature.PENALTIES in features:
             self._count(slot, prompt_ids, output_ids)
+
+    def prepare(self, slots: NDArray[np.int64]) -> None:
+        """Call before the forward of a step that samples for these slots: what the host has to work out begins."""
+        self._rules.begin(slots)
 
     def sample(
         self,
@@ -98,12 +124,14 @@ class Sampler:
         at_host = slots.numpy() if host_slots is None else host_slots
         features = self._params.features(at_host)
         self._params.refresh()
+        masked = self._rules.finish()
         if features == 0:
             tokens = logits.argmax(dim=1).int()
             return self._reported(logits, tokens, num_logprobs)
         changes_logits = features & ~Feature.NOISE
         raw = logits.clone() if changes_logits and num_logprobs is not None else logits
-        tokens = self._draw(logits, slots, positions, at_host, features)
+        tokens = self._draw(logits, slots, positions, at_host, features, masked)
+        self._rules.sampled(at_host, tokens)
         if Feature.PENALTIES in features:
             # Every row is counted; only penalised requests, whose counts were cleared when they came, read theirs.
             self._output_counts.index_put_((slots, tokens.long()), self._one, accumulate=True)
@@ -138,15 +166,19 @@ class Sampler:
         positions: torch.Tensor,
         host_slots: NDArray[np.int64],
         features: Feature,
+        masked: Masked | None,
     ) -> torch.Tensor:
         temperature, top_p, min_p, repetition, frequency, presence = self._params.floats(slots)
         seeds, min_lengths = self._params.ints(slots)
         if Feature.MIN_TOKENS in features:
-            self._stops.add_to(logits, slots, host_slots, positions < min_lengths)
+            barred = positions < min_lengths
+            self._stops.add_to(logits, slots, host_slots, barred if masked is None else barred & ~masked.ends)
         if Feature.BIAS in features:
             self._biases.add_to(logits, slots, host_slots, None)
         if Feature.PENALTIES in features:
             api.apply_penalties(logits, slots, self._output_counts, self._prompt_mask, repetition, frequency, presence)
+        if masked is not None:
+            logits = _ruled(logits, masked)
         if Feature.NOISE not in features:
             return logits.argmax(dim=1).int()
         return api.sample(logits, temperature, self._params.top_k(slots), top_p, min_p, seeds, positions)
@@ -161,6 +193,24 @@ class Sampler:
         eos = () if params.ignore_eos else self._eos
         return sorted({*params.stop_token_ids, *eos})
 
+    def _request_rules(self, params: SamplingParams, grammar: Grammar | None) -> RequestRules | None:
+        rules: list[Rule] = []
+        stops = bits_of([*params.stop_token_ids, *self._eos], self._vocab_size)
+        if params.allowed_token_ids:
+            rules.append(FixedRule(bits_of(params.allowed_token_ids, self._vocab_size)))
+        singles = [sequence[0] for sequence in params.bad_token_ids if len(sequence) == 1]
+        if singles:
+            rules.append(FixedRule(~bits_of(singles, self._vocab_size)))
+        longer = [sequence for sequence in params.bad_token_ids if len(sequence) > 1]
+        if longer:
+            rules.append(BadSequences(longer))
+        if grammar is not None:
+            rules.append(GrammarRule(grammar.matcher([*params.stop_token_ids, *self._eos]), stops))
+        processor = params.logits_processor
+        if params.custom_logit_processor is not None:
+            processor = load_processor(params.custom_logit_processor, params.custom_params)
+        return RequestRules(rules, stops, processor) if rules or processor is not None else None
+
     def _count(self, slot: int, prompt_ids: NDArray[np.int32], output_ids: NDArray[np.int32]) -> None:
         mask, counts = self._prompt_mask[slot], self._output_counts[slot]
         mask.zero_()
@@ -172,3 +222,10 @@ class Sampler:
 
     def _send(self, ids: NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(ids.astype(np.int64)).to(self._device, non_blocking=True)
+
+
+def _ruled(logits: torch.Tensor, masked: Masked) -> torch.Tensor:
+    for row, output_ids, rules in masked.processors:
+        logits[row] = rules.process(output_ids, logits[row])
+    api.token_mask(logits, masked.mask, masked.rows)
+    return logits

@@ -23,11 +23,12 @@ def sampler(num_slots: int = 8) -> Sampler:
 
 
 def put(it: Sampler, slot: int, prompt: Sequence[int] = (0,), output: Sequence[int] = (), **params: Any) -> None:
-    it.set_slot(slot, SamplingParams(**params), np.array(prompt, np.int32), np.array(output, np.int32))
+    it.set_slot(slot, SamplingParams(**params), np.array(prompt, np.int32), np.array(output, np.int32), None)
 
 
 def draw(it: Sampler, slots: list[int], positions: list[int], num_logprobs: int | None = None) -> SampleOutput:
     logits = LOGITS.repeat(len(slots), 1)
+    it.prepare(np.array(slots))
     return it.sample(logits, torch.tensor(slots), torch.tensor(positions), num_logprobs)
 
 

@@ -23,6 +23,7 @@ class Feature(IntFlag):
     PENALTIES = 2
     BIAS = 4
     MIN_TOKENS = 8
+    RULES = 16
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
@@ -42,8 +43,11 @@ class SlotParams:
         self._device = self._host if self._shared else [tensor.to(device) for tensor in self._host]
         self._stale = False
 
-    def set(self, slot: int, params: SamplingParams, seed: int, min_length: int) -> Feature:
-        """Overwrite the slot; returns the features that its request needs."""
+    def set(
+        self, slot: int, params: SamplingParams, seed: int, min_length: int, has_rules: bool, held_back: bool
+    ) -> Feature:
+        """Overwrite the slot; returns the features that its request needs. held_back: stops are barred whatever
+        `min_new_tokens` says."""
         # A single candidate makes the draw certain, so it is the greedy path with less work.
         temperature = 0.0 if params.greedy else params.temperature
         self._floats[:, slot] = (
@@ -64,8 +68,10 @@ class SlotParams:
             features |= Feature.PENALTIES
         if params.logit_bias:
             features |= Feature.BIAS
-        if params.min_new_tokens > 0:
+        if params.min_new_tokens > 0 or held_back:
             features |= Feature.MIN_TOKENS
+        if has_rules:
+            features |= Feature.RULES
         self._features[slot] = features
         self._stale = not self._shared
         return features

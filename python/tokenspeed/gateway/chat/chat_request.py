@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
+from tokenspeed.config.sampling import RequestError, SamplingParams
 from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.fields import SamplingFields, check_params, parse_body, sampling_params, usage_options
 from tokenspeed.gateway.chat.format import ChatFormat, Format, Head
@@ -17,7 +19,7 @@ from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.chat.reply import ReplyRules
 from tokenspeed.gateway.chat.tool_use import ToolChoice, ToolSpec, ToolUse, messages_with_tools, tool_use
-from tokenspeed.gateway.http.errors import ApiError, invalid
+from tokenspeed.gateway.http.errors import ApiError, from_request_error, invalid
 from tokenspeed.gateway.text.parse.output import Plain, TextMachine
 from tokenspeed.gateway.text.template import TemplateError
 
@@ -74,10 +76,11 @@ async def conversation_job(
     if not request.messages:
         raise invalid("messages", "empty_array", "messages must have at least one message")
     logprobs = _logprobs(request)
-    params = sampling_params(request, model.tokenizer.facts.sampling_defaults, logprobs)
+    params = sampling_params(request, model.tokenizer, logprobs)
     check_params(params, request, model.tokenizer.size, model.max_model_len)
     use = tool_use(request.tools, raw.get("tools"), request.tool_choice, request.parallel_tool_calls)
     text = _render(request, raw["messages"], use, model)
+    params = _constrained(params, request, raw["messages"][-1], use, text, model)
     reply = _reply_rules(request, raw["messages"][-1], use, text, model)
     # Templates write the special tokens themselves.
     prompt = await model.encode(text, "messages", add_special_tokens=False)
@@ -108,6 +111,25 @@ def _logprobs(request: ChatRequest) -> int | None:
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs", "invalid_value", "top_logprobs needs logprobs to be true")
     return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def _constrained(
+    params: SamplingParams, request: ChatRequest, last: Mapping[str, Any], use: ToolUse, prompt: str, model: ServedModel
+) -> SamplingParams:
+    """Forced calls as a schema; and any constraint behind the reasoning that the prompt leaves open."""
+    if use.schema is not None:
+        if params.constraint is not None:
+            message = "tool_choice forces calls and another field constrains the output: give one of them"
+            raise invalid("tool_choice", "conflicting_parameters", message)
+        params = replace(params, json_schema=json.dumps(use.schema, ensure_ascii=False))
+        try:
+            params.validate(model.tokenizer.size, model.max_model_len)
+        except RequestError as error:
+            raise from_request_error(error, {"json_schema": "tools"}) from None
+    if params.constraint is None:
+        return params
+    continued = _own_text(last) if request.continue_final_message else None
+    return replace(params, reasoning_end=model.parsers.open_end(prompt, continued))
 
 
 def _reply_rules(

@@ -35,7 +35,7 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
     request, _ = parse_body(body, CompletionRequest)
     model.check_name(request.model)
     _refuse_combinations(request)
-    params = sampling_params(request, model.tokenizer.facts.sampling_defaults, request.logprobs)
+    params = sampling_params(request, model.tokenizer, request.logprobs)
     check_params(params, request, model.tokenizer.size, model.max_model_len)
     candidates = _candidates(request, params.n)
     prompts, texts = await _prompts(request, model)

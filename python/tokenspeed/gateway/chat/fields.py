@@ -14,9 +14,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tokenspeed.config.sampling import RequestError, SamplingParams
+from tokenspeed.config.sampling import MAX_BAD_WORDS, RequestError, SamplingParams
+from tokenspeed.gateway.chat.constraints import ConstraintFields, chosen_constraint
 from tokenspeed.gateway.chat.format import UsageOptions
 from tokenspeed.gateway.http.errors import ApiError, from_request_error, invalid
+from tokenspeed.gateway.text.bad_words import bad_sequences
+from tokenspeed.gateway.text.tokenizer import Tokenizer
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -28,7 +31,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool = False
 
 
-class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingFields(ConstraintFields, frozen=True, kw_only=True):
     """The fields that decide which tokens come, as clients spell them. None: not given."""
 
     model: str | None = None
@@ -48,6 +51,11 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    bad_words_ids: list[list[int]] | None = None
+    custom_logit_processor: str | None = None
+    custom_params: dict[str, Any] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
@@ -56,7 +64,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
 
 
-_GRAMMAR = "constrained output is not available on this server"
+_GRAMMAR = "the server decides how constraints are compiled"
 _TOOLS = "use tools and tool_choice"
 _LORA = "adapters are not available on this server"
 
@@ -64,17 +72,7 @@ _LORA = "adapters are not available on this server"
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": (([],), _TOOLS),
     "function_call": (("none", "auto"), _TOOLS),
-    "response_format": (({"type": "text"},), _GRAMMAR),
-    "text": ((), _GRAMMAR),
-    "regex": ((), _GRAMMAR),
-    "ebnf": ((), _GRAMMAR),
-    "json_schema": ((), _GRAMMAR),
-    "structural_tag": ((), _GRAMMAR),
-    "structured_outputs": ((), _GRAMMAR),
-    "guided_json": ((), _GRAMMAR),
-    "guided_regex": ((), _GRAMMAR),
-    "guided_choice": ((), _GRAMMAR),
-    "guided_grammar": ((), _GRAMMAR),
+    "text": ((), "this is the Responses API's field; use response_format"),
     "guided_decoding_backend": ((), _GRAMMAR),
     "guided_whitespace_pattern": ((), _GRAMMAR),
     "modalities": ((["text"],), "only text is generated"),
@@ -94,13 +92,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "dry_multiplier": ((0, 0.0), "this sampler is not available"),
     "xtc_probability": ((0, 0.0), "this sampler is not available"),
     "no_repeat_ngram_size": ((0,), "this sampler is not available"),
-    "allowed_token_ids": ((), "this restriction is not available"),
-    "bad_words": (([],), "this restriction is not available"),
-    "bad_words_ids": (([],), "this restriction is not available"),
     "stop_regex": (([],), "stop strings are matched literally"),
     "logits_processors": (([],), "custom logit processors are not available"),
-    "custom_logit_processor": ((), "custom logit processors are not available"),
-    "custom_params": (({},), "custom logit processors are not available"),
     "vllm_xargs": (({},), "custom logit processors are not available"),
     "logprob_token_ids": (([],), "logprobs of chosen tokens are not available"),
     "token_ids_logprob": (([],), "logprobs of chosen tokens are not available"),
@@ -136,6 +129,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 _BOUNDS_FOR = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
+    "bad_token_ids": "bad_words_ids",
 }
 
 
@@ -182,10 +176,10 @@ def _invalid_field(text: str, where: str) -> ApiError:
     return invalid(param, "invalid_type", f"{param or 'the body'}: {sentence[0].lower()}{sentence[1:]}")
 
 
-def sampling_params(fields: SamplingFields, defaults: Mapping[str, float], logprobs: int | None) -> SamplingParams:
-    """What the request asks of the sampler; `defaults` are the model's own. Raises `ApiError` 400 for what cannot be
+def sampling_params(fields: SamplingFields, tokenizer: Tokenizer, logprobs: int | None) -> SamplingParams:
+    """What the request asks of the sampler, over the model's own defaults. Raises `ApiError` 400 for what cannot be
     said in these terms; the ranges are checked by `SamplingParams.validate`."""
-    values: dict[str, Any] = dict(defaults)
+    values: dict[str, Any] = dict(tokenizer.facts.sampling_defaults)
     for name in (
         "temperature",
         "top_p",
@@ -203,6 +197,9 @@ def sampling_params(fields: SamplingFields, defaults: Mapping[str, float], logpr
         if value is not None:
             values[name] = value
     asked = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
+    chosen = chosen_constraint(fields)
+    if chosen is not None:
+        values[chosen.kind] = chosen.text
     return SamplingParams(
         **values,
         max_new_tokens=asked,
@@ -210,6 +207,10 @@ def sampling_params(fields: SamplingFields, defaults: Mapping[str, float], logpr
         stop=_as_tuple(fields.stop),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         logit_bias=_logit_bias(fields.logit_bias),
+        allowed_token_ids=tuple(fields.allowed_token_ids or ()),
+        bad_token_ids=tuple(map(tuple, fields.bad_words_ids or ())) + _bad_words(fields.bad_words, tokenizer),
+        custom_logit_processor=fields.custom_logit_processor,
+        custom_params=fields.custom_params,
         logprobs=logprobs,
         include_stop_str_in_output=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
     )
@@ -228,6 +229,9 @@ def caller_names(fields: SamplingFields) -> dict[str, str]:
     names = dict(_BOUNDS_FOR)
     if fields.max_completion_tokens is not None:
         names["max_new_tokens"] = "max_completion_tokens"
+    chosen = chosen_constraint(fields)
+    if chosen is not None:
+        names[chosen.kind] = chosen.field
     if "top_logprobs" in fields.__struct_fields__:
         names["logprobs"] = "top_logprobs"
     return names
@@ -237,6 +241,12 @@ def usage_options(fields: SamplingFields) -> UsageOptions:
     """`stream_options` as a format reads them."""
     options = fields.stream_options or StreamOptions()
     return UsageOptions(options.include_usage or options.continuous_usage_stats, options.continuous_usage_stats)
+
+
+def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    if words and (len(words) > MAX_BAD_WORDS // 2 or not all(words)):
+        raise invalid("bad_words", "invalid_value", f"bad_words has 1 to {MAX_BAD_WORDS // 2} texts, none empty")
+    return bad_sequences(tokenizer, words or ())
 
 
 def _as_tuple(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ async def _job(request: GenerateRequest, model: ServedModel, request_id: str) ->
     fields = _sampling_fields(request)
     num_top = request.top_logprobs_num or 0
     asked_top = num_top if request.return_logprob else None
-    params = sampling_params(fields, model.tokenizer.facts.sampling_defaults, asked_top)
+    params = sampling_params(fields, model.tokenizer, asked_top)
     check_params(params, fields, model.tokenizer.size, model.max_model_len)
     prompts, batched = await _prompts(request, model)
     check_room(fields, prompts, _source(request), model.tokenizer.size, model.max_model_len)

@@ -20,7 +20,15 @@ from tokenspeed.gateway.chat.fields import SamplingFields, caller_names
 from tokenspeed.gateway.chat.format import Format
 from tokenspeed.gateway.chat.reply import ReplyRules
 from tokenspeed.gateway.http.errors import from_request_error
-from tokenspeed.rpc.lane.wire import GREEDY_TEMPERATURE, TOP_K_OFF, PlainGenerateReqInput, SamplingParamsWire
+from tokenspeed.rpc.lane.wire import (
+    GREEDY_TEMPERATURE,
+    TOP_K_OFF,
+    PlainGenerateReqInput,
+    SamplingParamsWire,
+    TokenizedGenerateReqInput,
+)
+
+Request = PlainGenerateReqInput | TokenizedGenerateReqInput
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Job:
         """Requests that go to the engine."""
         return len(self.prompts) * self.candidates
 
-    def requests(self, attempt: int, max_model_len: int) -> list[PlainGenerateReqInput]:
+    def requests(self, attempt: int, max_model_len: int) -> list[Request]:
         """What goes to the engine, prompt by prompt; an open length ends where the engine's context does."""
         suffix = f"-r{attempt}" if attempt > 1 else ""
         out = []
@@ -76,9 +84,9 @@ class Job:
         draw = random.Random(self.request_id)
         return [draw.randint(0, SEED_MAX) for _ in self.prompts]
 
-    def _request(self, rid: str, prompt: Sequence[int], sampling: SamplingParamsWire) -> PlainGenerateReqInput:
+    def _request(self, rid: str, prompt: Sequence[int], sampling: SamplingParamsWire) -> Request:
         wants = self.rules.logprobs
-        return PlainGenerateReqInput(
+        plain = PlainGenerateReqInput(
             rid=rid,
             http_worker_ipc=None,
             input_text=None,
@@ -90,6 +98,10 @@ class Job:
             token_ids_logprob=None,
             stream=self.stream,
         )
+        if self.params.custom_logit_processor is None:
+            return plain
+        columns = {name: getattr(plain, name) for name in plain.__struct_fields__}
+        return TokenizedGenerateReqInput(**columns, custom_logit_processor=self.params.custom_logit_processor)
 
 
 def check_room(
@@ -120,16 +132,16 @@ def to_wire(params: SamplingParams, seed: int, max_new_tokens: int) -> SamplingP
         presence_penalty=float(params.presence_penalty),
         repetition_penalty=float(params.repetition_penalty),
         min_new_tokens=params.min_new_tokens,
-        json_schema=None,
-        regex=None,
-        ebnf=None,
-        structural_tag=None,
+        json_schema=params.json_schema,
+        regex=params.regex,
+        ebnf=params.ebnf,
+        structural_tag=params.structural_tag,
         ignore_eos=params.ignore_eos,
         skip_special_tokens=params.skip_special_tokens,
         spaces_between_special_tokens=params.spaces_between_special_tokens,
         no_stop_trim=params.include_stop_str_in_output,
         thinking_budget=None,
-        custom_params=None,
+        custom_params=params.custom_params,
         stream_interval=None,
         logit_bias=dict((params.logit_bias or {}).items()) or None,
         seed=seed,
@@ -138,4 +150,7 @@ def to_wire(params: SamplingParams, seed: int, max_new_tokens: int) -> SamplingP
         stop_strs=[],
         stop_str_max_len=0,
         is_normalized=True,
+        allowed_token_ids=list(params.allowed_token_ids) or None,
+        bad_token_ids=[list(sequence) for sequence in params.bad_token_ids] or None,
+        reasoning_end=params.reasoning_end,
     )

@@ -14,7 +14,7 @@ from types import TracebackType
 from tokenspeed.gateway.http.errors import ApiError, no_available_workers, worker_lost
 from tokenspeed.gateway.route.worker import Worker
 from tokenspeed.rpc.lane.gateway_end import LaneNotReady
-from tokenspeed.rpc.lane.wire import BatchTokenIDOutSlim, PlainGenerateReqInput
+from tokenspeed.rpc.lane.wire import BatchTokenIDOutSlim, PlainGenerateReqInput, TokenizedGenerateReqInput
 
 Row = tuple[int, BatchTokenIDOutSlim, int]
 """(choice, batch, row of the batch)."""
@@ -39,7 +39,7 @@ class _Sink:
 class Generation:
     """A context manager: whatever has not finished when it is left is aborted on the engine."""
 
-    def __init__(self, worker: Worker, requests: Sequence[PlainGenerateReqInput]) -> None:
+    def __init__(self, worker: Worker, requests: Sequence[PlainGenerateReqInput | TokenizedGenerateReqInput]) -> None:
         self.worker = worker
         self._requests = requests
         self._open: dict[int, str] = {}

@@ -37,7 +37,7 @@ class WireError(ValueError):
 
 
 class SamplingParamsWire(msgspec.Struct, array_like=True, frozen=True):
-    """The 29 positional sampling fields of a request, in normalised form."""
+    """The positional sampling fields of a request, in normalised form."""
 
     max_new_tokens: int | None
     stop: list[str] | str | None
@@ -68,6 +68,10 @@ class SamplingParamsWire(msgspec.Struct, array_like=True, frozen=True):
     stop_strs: list[str] | str | None
     stop_str_max_len: int
     is_normalized: bool
+    # Columns of ours behind the 29 that every peer knows; an older peer reads its prefix.
+    allowed_token_ids: list[int] | None = None
+    bad_token_ids: list[list[int]] | None = None
+    reasoning_end: str | None = None
 
 
 class TokenizedGenerateReqInput(msgspec.Struct, array_like=True, frozen=True, tag="TokenizedGenerateReqInput"):

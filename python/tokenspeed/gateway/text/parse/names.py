@@ -178,6 +178,12 @@ class Parsers:
         """These, with the tool parser `name` where there is none."""
         return self if self.tools is not None else replace(self, tools=name)
 
+    def open_end(self, prompt: str, continued: str | None) -> str | None:
+        """The marker that ends the reasoning that the prompt has left open; None when an answer begins at once. Where
+        it is open, a constraint on the answer begins behind that marker."""
+        form = _REASONING.get(self.reasoning or "")
+        return form.close if form is not None and form.starts_open(prompt, continued) else None
+
     def forced(self, tools: Tools, separate_reasoning: bool, prompt: str, continued: str | None) -> TextMachine:
         """The machine of a choice that a grammar forces to be calls: bare JSON, whatever the model's own format."""
         form = _REASONING.get(self.reasoning or "")

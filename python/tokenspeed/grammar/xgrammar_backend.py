@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""Grammars by xgrammar: byte-level pushdown automata with token masks computed when compiled.
+
+Its threads are the caller's only: the compiler service decides how many compile at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xgrammar
+from numpy.typing import NDArray
+
+from tokenspeed.config.constraint import Constraint
+from tokenspeed.grammar.backend import CompiledGrammar, GrammarError, Matcher, TokenTable
+
+MAX_WHITESPACE = 16
+"""Blanks in a row between two parts of a JSON text: room for indentation, and no endless run of them."""
+
+_LOCATION = re.compile(r"^\[[0-9:]+\] [^ ]+:\d+: ")
+
+
+class XGrammarBackend:
+    """any_whitespace: whether JSON may have blanks between its parts."""
+
+    def __init__(self, table: TokenTable, any_whitespace: bool) -> None:
+        # A special token spells what no text is, so that only a format that names it lets it through.
+        tokens = list(table.tokens)
+        for text, token in table.special.items():
+            tokens[token] = b"\xff" + text.encode()
+        info = xgrammar.TokenizerInfo(
+            tokens,
+            xgrammar.VocabType.RAW,
+            vocab_size=len(table.tokens),
+            stop_token_ids=list(table.eos),
+        )
+        # The service keeps what is compiled; a second cache in here would be without a bound.
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._any_whitespace = any_whitespace
+        self._special = table.special
+
+    def compile(self, constraint: Constraint) -> CompiledGrammar:
+        try:
+            return _Compiled(self._compile(constraint))
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise GrammarError(_sentence(str(error))) from None
+
+    def _compile(self, constraint: Constraint) -> xgrammar.CompiledGrammar:
+        text = constraint.text
+        if constraint.kind == "json_schema":
+            return self._compiler.compile_json_schema(
+                text,
+                any_whitespace=self._any_whitespace,
+                separators=None if self._any_whitespace else (",", ":"),
+                strict_mode=False,
+                max_whitespace_cnt=MAX_WHITESPACE if self._any_whitespace else None,
+            )
+        if constraint.kind == "regex":
+            return self._compiler.compile_regex(text)
+        if constraint.kind == "ebnf":
+            return self._compiler.compile_grammar(text)
+        return self._compiler.compile_structural_tag(json.dumps(self._tagged(json.loads(text))))
+
+    def _tagged(self, part: Any) -> Any:
+        """The tag with blanks bounded, and with ends that are one special token named as tokens: the text of such a
+        token is never in the mask."""
+        if isinstance(part, list):
+            return [self._tagged(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        if part.get("type") == "json_schema":
+            return {"max_whitespace_cnt": MAX_WHITESPACE, **part}
+        out = {key: self._tagged(value) for key, value in part.items()}
+        if part.get("type") == "tag":
+            for key in ("begin", "end"):
+                token = self._special.get(part[key]) if isinstance(part.get(key), str) else None
+                if token is not None:
+                    out[key] = {"type": "token", "token": token}
+        return out
+
+
+class _Compiled:
+    def __init__(self, grammar: xgrammar.CompiledGrammar) -> None:
+        self._grammar = grammar
+        self.num_bytes = int(grammar.memory_size_bytes)
+
+    def matcher(self, stop_token_ids: Sequence[int]) -> Matcher:
+        return _Matcher(
+            xgrammar.GrammarMatcher(self._grammar, override_stop_tokens=sorted(set(stop_token_ids)) or None)
+        )
+
+
+class _Matcher:
+    def __init__(self, matcher: xgrammar.GrammarMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def is_terminated(self) -> bool:
+        return bool(self._matcher.is_terminated())
+
+    def accept(self, token_id: int) -> bool:
+        return bool(self._matcher.accept_token(token_id))
+
+    def fill(self, row: NDArray[np.int32]) -> None:
+        self._matcher.fill_next_token_bitmask(row.reshape(1, -1), 0)
+
+
+def _sentence(text: str) -> str:
+    """The library's message without the place in its source, on one line."""
+    return " ".join(_LOCATION.sub("", text.strip()).split())[:500] or "the compiler gives no reason"

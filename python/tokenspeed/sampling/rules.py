@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""What the host must know a request's tokens for: rules that narrow which token may come next, one object a request.
+
+A rule is told every token once, in order, and then narrows a bit mask (bit v % 32 of word v // 32 for token v).
+`RequestRules` is all of a request's rules; `host_rules` keeps one a slot. Nothing here touches a device.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+logger = logging.getLogger("tokenspeed.sampling")
+
+Mask = NDArray[np.int32]
+Processor = Callable[[list[int], Any], Any]
+"""(the request's new tokens so far, logits float32 [V]) -> logits, or None when they were changed in place."""
+
+
+class Matcher(Protocol):
+    """A grammar's state; `grammar.Matcher` is one."""
+
+    @property
+    def is_terminated(self) -> bool: ...
+    def accept(self, token_id: int) -> bool: ...
+    def fill(self, row: Mask) -> None: ...
+
+
+class Grammar(Protocol):
+    """`grammar.CompiledGrammar`."""
+
+    def matcher(self, stop_token_ids: Sequence[int]) -> Matcher: ...
+
+
+class Rule(Protocol):
+    def accept(self, token_id: int) -> None:
+        """The next token of the output."""
+
+    def narrow(self, mask: Mask) -> None:
+        """Clear the bits of tokens that may not come next."""
+
+
+def num_words(vocab_size: int) -> int:
+    return -(-vocab_size // 32)
+
+
+def bits_of(token_ids: Iterable[int], vocab_size: int) -> Mask:
+    """A mask with the bits of these tokens."""
+    words = np.zeros(num_words(vocab_size), np.uint32)
+    ids = np.fromiter(token_ids, np.int64)
+    np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+    return words.view(np.int32)
+
+
+class GrammarRule:
+    """The output follows a grammar. After its end, and where it has no way on, only stop tokens may come."""
+
+    def __init__(self, matcher: Matcher, stops: Mask) -> None:
+        self._matcher = matcher
+        self._stops = stops
+        self._stuck = False
+
+    def accept(self, token_id: int) -> None:
+        if self._stuck or self._matcher.is_terminated:
+            return
+        if not self._matcher.accept(token_id):
+            logger.error("token %d has no place in the grammar that let it through; the output ends", token_id)
+            self._stuck = True
+
+    def narrow(self, mask: Mask) -> None:
+        if self._stuck or self._matcher.is_terminated:
+            mask &= self._stops
+            return
+        own = np.empty_like(mask)
+        self._matcher.fill(own)
+        if not (own & mask).any():
+            logger.error("no token of this vocabulary continues the output; it ends")
+            self._stuck = True
+            own = self._stops
+        mask &= own
+
+
+class FixedRule:
+    """The same tokens at every step."""
+
+    def __init__(self, allowed: Mask) -> None:
+        self._allowed = allowed
+
+    def accept(self, token_id: int) -> None:
+        return
+
+    def narrow(self, mask: Mask) -> None:
+        mask &= self._allowed
+
+
+class BadSequences:
+    """Sequences of two tokens and more that must not appear: the last token is barred after the others."""
+
+    def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
+        self._sequences = sequences
+        self._longest = max(map(len, sequences)) - 1
+        self._recent: list[int] = []
+
+    def accept(self, token_id: int) -> None:
+        self._recent = [*self._recent, token_id][-self._longest :]
+
+    def narrow(self, mask: Mask) -> None:
+        words = mask.view(np.uint32)
+        for *before, last in self._sequences:
+            if self._recent[-len(before) :] == before:
+                words[last // 32] &= ~np.uint32(1 << (last % 32))
+
+
+class RequestRules:
+    """One request's rules. `processor`: see `Processor`; it gets `output_ids`, which grow here."""
+
+    def __init__(self, rules: Sequence[Rule], stops: Mask, processor: Processor | None) -> None:
+        self._rules = list(rules)
+        self._stops = stops
+        self.processor = processor
+        self.output_ids: list[int] = []
+
+    def accept(self, token_id: int) -> None:
+        if self.processor is not None:
+            self.output_ids.append(token_id)
+        for rule in self._rules:
+            rule.accept(token_id)
+
+    def process(self, output_ids: list[int], logits: Any) -> Any:
+        """The processor's logits. What it raises is its request's fault: from then on only stop tokens may come."""
+        assert self.processor is not None
+        try:
+            changed = self.processor(output_ids, logits)
+            return logits if changed is None else changed
+        except Exception:
+            logger.exception("a custom logit processor failed; its request ends")
+            self.processor = None
+            self._rules = [FixedRule(self._stops)]
+            return logits
+
+    def fill(self, mask: Mask) -> bool:
+        """Overwrite `mask`; True when only tokens that end the output are left."""
+        mask[:] = -1
+        for rule in self._rules:
+            rule.narrow(mask)
+        return bool(self._rules) and not (mask & ~self._stops).any()
