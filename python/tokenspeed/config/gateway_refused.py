@@ -227,7 +227,6 @@ REFUSED: tuple[Flag, ...] = (
     # Backend
     _no("--enable-wasm", "switch", False, _WASM),
     _no("--storage-hook-wasm-path", "str", None, _WASM),
-    _no("--history-backend", "str", "memory", _HISTORY, "none"),
     _no("--history-memory-max-responses", "int", 10000, _HISTORY),
     _no("--history-memory-max-items", "int", 100000, _HISTORY),
     _no("--history-memory-retention-secs", "float", 86400.0, _HISTORY),
@@ -248,11 +247,8 @@ REFUSED: tuple[Flag, ...] = (
     _no("--postgres-pool-max --postgres-pool-max-size", "int", 16, _HISTORY),
     _no("--postgres-op-timeout-secs", "float", 5.0, _HISTORY),
     # Redis Database
-    _no("--redis-url", "str", None, _HISTORY),
     _no("--redis-url-file", "str", None, _HISTORY),
     _no("--redis-pool-max --redis-pool-max-size", "int", 16, _HISTORY),
-    _no("--redis-retention-days", "int", 30, _HISTORY),
-    _no("--redis-op-timeout-secs", "float", 5.0, _HISTORY),
     # TLS/mTLS Security
     _no("--client-cert-path", "str", None, _TLS),
     _no("--client-key-path", "str", None, _TLS),

@@ -22,10 +22,13 @@ from pathlib import Path
 import zmq
 from aiohttp import web
 
-from tokenspeed.config.gateway import GatewayConfig
+from tokenspeed.config.gateway import GatewayConfig, HistoryConfig
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import resolve_model
 from tokenspeed.gateway.chat.model import ServedModel
+from tokenspeed.gateway.history.redis import RedisBackend
+from tokenspeed.gateway.history.sqlite import SqliteBackend
+from tokenspeed.gateway.history.store import Backend, BackendError, History
 from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.auth import KeyCheck
 from tokenspeed.gateway.http.gauges import WorkerGauges
@@ -33,6 +36,7 @@ from tokenspeed.gateway.http.logs import configure_logs
 from tokenspeed.gateway.http.server import Server, metrics_response
 from tokenspeed.gateway.http.service import Service
 from tokenspeed.gateway.http.sse import KeepAlive
+from tokenspeed.gateway.responses.api import ResponsesApi
 from tokenspeed.gateway.route.retry import RetryPolicy
 from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.route.worker import Worker, WorkerState
@@ -129,12 +133,46 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         group = await stack.enter_async_context(asyncio.TaskGroup())
         for task in (keep_alive.run(), _watch(service.gauges, config.health_interval_s)):
             stack.callback(group.create_task(task).cancel)
-        server = Server(service, KeyCheck(config.api_keys), limits.max_payload_bytes, config.request_id_headers)
+        keys = KeyCheck(config.api_keys)
+        routes: list[web.RouteDef] = []
+        if config.history.backend != "none":
+            history = History(_history_backend(config.history))
+            stack.push_async_callback(history.close)
+            responses = ResponsesApi(service, keys, history)
+            stack.push_async_callback(responses.close)
+            routes = responses.routes()
+        server = Server(service, keys, limits.max_payload_bytes, config.request_id_headers, routes)
         port = await _listen(stack, server.app, config.host, config.port, config)
         if config.prometheus_port is not None:
             host = config.prometheus_host or config.host
             await _listen(stack, _metrics_app(service), host, config.prometheus_port, None)
         yield service, port
+
+
+def _history_backend(config: HistoryConfig) -> Backend:
+    """Where responses and conversations are kept. Raises `StartError`."""
+    try:
+        if config.backend == "redis":
+            assert config.redis_url is not None
+            return RedisBackend(config.redis_url, config.retention_s, config.op_timeout_s)
+        if config.backend == "memory":
+            return SqliteBackend(None, config.retention_s)
+        if config.path is not None:
+            return SqliteBackend(Path(config.path), config.retention_s)
+        return _default_backend(config)
+    except ImportError:
+        raise StartError("--history-backend redis: the Python package redis is not installed", 2) from None
+    except BackendError as error:
+        raise StartError(f"--history-backend {config.backend}: {error}", 2) from None
+
+
+def _default_backend(config: HistoryConfig) -> Backend:
+    """Nobody asked for a file, so a home that cannot be written (a container's) does not stop the start."""
+    try:
+        return SqliteBackend(Path(config.default_path), config.retention_s)
+    except BackendError as error:
+        logger.warning("stored responses are kept in memory only: %s", error)
+        return SqliteBackend(None, config.retention_s)
 
 
 async def _listen(

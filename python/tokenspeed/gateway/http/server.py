@@ -58,7 +58,15 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Server:
     """Routes of one gateway. `app` is ready to be run; it owns nothing that has to be closed."""
 
-    def __init__(self, service: Service, keys: KeyCheck, max_body_bytes: int, id_headers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        keys: KeyCheck,
+        max_body_bytes: int,
+        id_headers: Sequence[str],
+        more_routes: Sequence[web.RouteDef],
+    ) -> None:
+        """more_routes: of APIs that have handlers of their own."""
         self._service = service
         self._keys = keys
         self._id_headers = (*id_headers, *_ID_HEADERS)
@@ -81,6 +89,7 @@ class Server:
                 web.get("/liveness", self._liveness),
                 web.get("/readiness", self._readiness),
                 web.get("/metrics", self._metrics),
+                *more_routes,
             ]
         )
 

@@ -12,7 +12,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from aiohttp import web
 
@@ -73,23 +74,38 @@ class Service:
         finally:
             self.num_open -= 1
 
+    async def run(self, job: Job) -> None:
+        """Run a job whose answer nobody waits for; its format keeps it. Raises `ApiError`."""
+        self.num_open += 1
+        try:
+            async with self.admission, self._counted(job, time.monotonic()) as run:
+                await run.whole("")
+        finally:
+            self.num_open -= 1
+
     async def _admitted(
         self, request: web.Request, request_id: str, make_job: MakeJob, arrived_s: float
     ) -> web.StreamResponse:
         async with self.admission:
             job = await make_job(await request.read(), self.model, secrets.token_hex(12))
-            route = RouteLabels(self.model.name, job.endpoint, "zmq")
-            self.metrics.route_started(route, job.stream)
-            run = _Run(self, job, route, arrived_s)
-            try:
+            async with self._counted(job, arrived_s) as run:
                 if job.stream:
                     return await run.stream(EventStream(request, {"x-request-id": request_id}))
                 return await run.whole(request_id)
-            except ApiError as error:
-                self.metrics.route_failed(route, error.type, error.code)
-                raise
-            finally:
-                run.count()
+
+    @asynccontextmanager
+    async def _counted(self, job: Job, arrived_s: float) -> AsyncIterator[_Run]:
+        """A run of `job`, with its metrics around it."""
+        route = RouteLabels(self.model.name, job.endpoint, "zmq")
+        self.metrics.route_started(route, job.stream)
+        run = _Run(self, job, route, arrived_s)
+        try:
+            yield run
+        except ApiError as error:
+            self.metrics.route_failed(route, error.type, error.code)
+            raise
+        finally:
+            run.count()
 
     async def attempt(self, run: _Run, number: int) -> Generation:
         """A fresh generation on the worker that the policy chooses. Raises `ApiError` 503 without one."""

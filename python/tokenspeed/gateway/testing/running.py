@@ -84,6 +84,7 @@ class RunningGateway:
         model.mkdir()
         write_tokenizer(model)
         self._argv = ["--worker-urls", *self.urls, "--model-path", str(model), "--host", "127.0.0.1", "--port", "0"]
+        self._argv += ["--history-path", f"{self._folder.name}/history.sqlite"]
         self._thread.start()
         if not self._started.wait(20) or self._failure is not None:
             raise RuntimeError(f"the gateway did not start: {self._failure}")

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""What outlives a request: stored responses and conversations."""

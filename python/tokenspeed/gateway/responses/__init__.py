@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""OpenAI's Responses and Conversations APIs."""
