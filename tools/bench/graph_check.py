@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""On a GPU: captured decode steps give the tokens of eager ones, and nothing compiles after ready.
+"""On a GPU: captured steps give the tokens of eager ones, prefill and decode, and nothing compiles after ready.
 
 Sizes are captured for the very batches that run, so both sides call the same kernels on the same shapes and must agree
 to the token. Exit status 1 when they do not.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 SHAPE = Path(__file__).resolve().parent / "shapes" / "qwen3-0.6b"
-BATCH = 4
+BATCH, PROMPT = 4, 200
 VARIANTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "drawn": {"temperature": 0.9, "top_k": 50, "top_p": 0.9},
@@ -30,7 +30,7 @@ def tokens(**options: Any) -> tuple[dict[str, list[list[int]]], int]:
 
     random = np.random.default_rng(0)
     # Equal lengths: all end in the same step, so the batch never shrinks to a size without a graph.
-    prompts = random.integers(10, 30_000, (BATCH, 200)).tolist()
+    prompts = random.integers(10, 30_000, (BATCH, PROMPT)).tolist()
     engine = Engine(
         str(SHAPE),
         load_format="dummy",
@@ -53,7 +53,8 @@ def tokens(**options: Any) -> tuple[dict[str, list[list[int]]], int]:
 
 def main() -> int:
     eager, _ = tokens(enforce_eager=True)
-    played, late = tokens()
+    exact = {"prefill_graph_max_tokens": BATCH * PROMPT, "prefill_graph_capture_token_sizes": [BATCH * PROMPT]}
+    played, late = tokens(cudagraph_capture_sizes=[BATCH], **exact)
     wrong = [name for name in VARIANTS if eager[name] != played[name]]
     for name in VARIANTS:
         print(f"{'WRONG' if name in wrong else 'ok':6}{name}: captured steps against eager ones")

@@ -29,7 +29,7 @@ from tokenspeed_kernel.api.paged import (
     store_latent,
 )
 from tokenspeed_kernel.api.sampling import apply_penalties, logprobs, sample, token_mask
-from tokenspeed_kernel.api.step import decode_inputs, keep_tokens, update_tables
+from tokenspeed_kernel.api.step import decode_inputs, keep_tokens, publish, receive, update_tables
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.cuda_memory import ReservedMemory, view_of_address
 from tokenspeed_kernel.moe.routing import Routing
@@ -73,6 +73,8 @@ __all__ = [
     "parse_overrides",
     "prepare_experts",
     "prepare_weight",
+    "publish",
+    "receive",
     "rms_norm",
     "rope",
     "route",

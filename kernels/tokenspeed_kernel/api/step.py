@@ -42,3 +42,30 @@ def keep_tokens(tokens: torch.Tensor, slots: torch.Tensor, last_tokens: torch.Te
     tokens: int32 [B]. slots: int64 [B], distinct but for padding rows. last_tokens: int64 [N], changed.
     """
     solve(ops.STEP_KEEP_TOKENS, tokens.device.type, tokens.dtype)(tokens, slots, last_tokens)
+
+
+def receive(ring: torch.Tensor, turn: torch.Tensor, tables: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Take a step's record from the host: its rows, and the changed cells of block tables, which are written.
+
+    ring: int32 [R, L] in memory of the host that the device reads (pinned), a record a turn: how many updates there
+        are, three unused numbers, the slots [B] and lengths [B] of the rows, then updates (slot, column, block), whose
+        cells are distinct.
+    turn: int32 [1] on the device, which record it is.
+    tables: int32 [N, C], changed.
+    num_rows: B.
+
+    Returns the rows as `decode_inputs` takes them, int32 [2, B].
+    """
+    return solve(ops.STEP_RECEIVE, tables.device.type, tables.dtype)(ring, turn, tables, num_rows)
+
+
+def publish(
+    tokens: torch.Tensor, slots: torch.Tensor, last_tokens: torch.Tensor, ring: torch.Tensor, turn: torch.Tensor
+) -> None:
+    """`keep_tokens`, and the tokens for the host, and the next turn.
+
+    tokens: int32 [B]. slots: int64 [B], distinct but for padding rows. last_tokens: int64 [N], changed.
+    ring: int32 [R, L] in memory of the host that the device writes (pinned), L >= B; row `turn` is changed.
+    turn: int32 [1] on the device; becomes (turn + 1) % R.
+    """
+    solve(ops.STEP_PUBLISH, tokens.device.type, tokens.dtype)(tokens, slots, last_tokens, ring, turn)

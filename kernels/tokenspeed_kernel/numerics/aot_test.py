@@ -31,7 +31,13 @@ from tokenspeed_kernel.rope.triton_rope import rope_kernel
 from tokenspeed_kernel.sampling.triton_mask import token_mask_kernel
 from tokenspeed_kernel.sampling.triton_penalties import penalties_kernel
 from tokenspeed_kernel.sampling.triton_sample import sample_kernel
-from tokenspeed_kernel.step.triton_step import decode_inputs_kernel, keep_tokens_kernel, update_tables_kernel
+from tokenspeed_kernel.step.triton_step import (
+    decode_inputs_kernel,
+    keep_tokens_kernel,
+    publish_kernel,
+    receive_kernel,
+    update_tables_kernel,
+)
 
 
 class Build(NamedTuple):
@@ -214,6 +220,12 @@ BUILDS = {
             ),
         },
         {"BLOCK": 1024},
+    ),
+    "receive": Build(receive_kernel, dict.fromkeys(("ring", "turn", "tables", "rows"), "*i32"), {"BLOCK": 128}),
+    "publish": Build(
+        publish_kernel,
+        {**dict.fromkeys(("tokens", "ring", "turn"), "*i32"), **dict.fromkeys(("slots", "last_tokens"), "*i64")},
+        {"BLOCK": 256},
     ),
     "keep tokens": Build(
         keep_tokens_kernel, {"tokens": "*i32", "slots": "*i64", "last_tokens": "*i64"}, {"BLOCK": 128}

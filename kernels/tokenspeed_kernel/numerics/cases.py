@@ -394,6 +394,28 @@ def _decode_inputs(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
             yield Case("step.decode_inputs", f"{len(slots)} rows", dtype, args)
 
 
+def _receive(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    if dtype == torch.int32:
+        for num_rows, count in ((1, 0), (3, 5), (90, 30)):
+            cells = torch.randperm(30, generator=generator)[:count]
+            updates = torch.stack([cells // 5, cells % 5, cells + 100], dim=1).int()
+            ring = torch.randint(0, 4, (3, 4 + 2 * num_rows + 3 * 31 + 1), generator=generator, dtype=torch.int32)
+            ring[1, 0] = count
+            ring[1, 4 + 2 * num_rows :][: updates.numel()] = updates.flatten()
+            args = (ring, torch.tensor([1], dtype=torch.int32), _step_tables(generator), num_rows)
+            yield Case("step.receive", f"{num_rows} rows, {count} updates", dtype, args, mutated=(2,))
+
+
+def _publish(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    if dtype == torch.int32:
+        for num_rows, turn in ((1, 0), (150, 2)):
+            slots = torch.randperm(160, generator=generator)[:num_rows]
+            tokens = torch.randint(0, 9000, (num_rows,), generator=generator).int()
+            ring, at = torch.full((3, 151), -1, dtype=torch.int32), torch.tensor([turn], dtype=torch.int32)
+            args = (tokens, slots, torch.arange(160), ring, at)
+            yield Case("step.publish", f"{num_rows} rows, turn {turn}", dtype, args, mutated=(2, 3, 4))
+
+
 def _keep_tokens(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
     if dtype == torch.int32:
         for num_rows in (1, 150):
@@ -429,4 +451,6 @@ _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "step.update_tables": _update_tables,
     "step.decode_inputs": _decode_inputs,
     "step.keep_tokens": _keep_tokens,
+    "step.receive": _receive,
+    "step.publish": _publish,
 }

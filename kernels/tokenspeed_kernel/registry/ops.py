@@ -56,3 +56,5 @@ MOE_EXPERTS = declare_op(
 STEP_UPDATE_TABLES = declare_op("step.update_tables", (), "write cells of the block tables kept on the device")
 STEP_DECODE_INPUTS = declare_op("step.decode_inputs", (), "what a decode step reads, from slots and lengths alone")
 STEP_KEEP_TOKENS = declare_op("step.keep_tokens", (), "leave sampled tokens for the next step, by slot")
+STEP_RECEIVE = declare_op("step.receive", (), "take a decode step's rows and table updates from pinned memory")
+STEP_PUBLISH = declare_op("step.publish", (), "leave sampled tokens for the next step and for the host")

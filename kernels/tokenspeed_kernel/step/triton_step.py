@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # mypy: disable-error-code="no-untyped-def"
-"""Inputs of a step in Triton: three small kernels whose grids depend on capacities, so that graphs may hold them."""
+"""Inputs of a step in Triton: small kernels whose grids depend on capacities, so that graphs may hold them."""
 
 from __future__ import annotations
 
@@ -58,6 +58,35 @@ def keep_tokens_kernel(tokens, slots, last_tokens, num_rows, BLOCK: tl.constexpr
     tl.store(last_tokens + slot, tl.load(tokens + row, mask=inside, other=0).to(tl.int64), mask=inside)
 
 
+@triton.jit(do_not_specialize=["num_rows", "length"])
+def receive_kernel(ring, turn, tables, rows, length, num_rows, num_columns, BLOCK: tl.constexpr):
+    """A lane a number of the rows, and a cell of the tables. The ring is the host's: every read goes there anew."""
+    record = ring + tl.load(turn).to(tl.int64) * length
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mine = at < 2 * num_rows
+    tl.store(rows + at, tl.load(record + 4 + at, mask=mine, other=0, volatile=True), mask=mine)
+    inside = at < tl.load(record, volatile=True)
+    update = record + 4 + 2 * num_rows + 3 * at
+    slot = tl.load(update, mask=inside, other=0, volatile=True).to(tl.int64)
+    column = tl.load(update + 1, mask=inside, other=0, volatile=True)
+    block = tl.load(update + 2, mask=inside, other=0, volatile=True)
+    tl.store(tables + slot * num_columns + column, block, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "length", "num_turns"])
+def publish_kernel(tokens, slots, last_tokens, ring, turn, num_rows, length, num_turns, BLOCK: tl.constexpr):
+    """One program, so that the turn moves on when all of it has been read."""
+    mine = tl.load(turn)
+    row = tl.arange(0, BLOCK)
+    inside = row < num_rows
+    token = tl.load(tokens + row, mask=inside, other=0)
+    slot = tl.load(slots + row, mask=inside, other=0)
+    tl.store(last_tokens + slot, token.to(tl.int64), mask=inside)
+    tl.store(ring + mine.to(tl.int64) * length + row, token, mask=inside)
+    tl.debug_barrier()
+    tl.store(turn, (mine + 1) % num_turns)
+
+
 @kernel("step.update_tables", name="triton", needs=cuda(8), dtypes=(torch.int32,), band=Band.PORTABLE)
 def update_tables(tables: torch.Tensor, updates: torch.Tensor, count: torch.Tensor) -> None:
     """One launch over the capacity of `updates`."""
@@ -93,3 +122,29 @@ def keep_tokens(tokens: torch.Tensor, slots: torch.Tensor, last_tokens: torch.Te
     if num_rows:
         grid = (triton.cdiv(num_rows, _UPDATES_PER_PROGRAM),)
         keep_tokens_kernel[grid](tokens, slots, last_tokens, num_rows, BLOCK=_UPDATES_PER_PROGRAM, num_warps=4)
+
+
+@kernel("step.receive", name="triton", needs=cuda(8), dtypes=(torch.int32,), band=Band.PORTABLE)
+def receive(ring: torch.Tensor, turn: torch.Tensor, tables: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """One launch over the capacity of a record."""
+    if not (ring.is_contiguous() and tables.is_contiguous()):
+        raise ValueError("ring and tables must be contiguous")
+    length = ring.shape[1]
+    rows = torch.empty(2, num_rows, dtype=torch.int32, device=tables.device)
+    lanes = max(2 * num_rows, (length - 4 - 2 * num_rows) // 3)
+    receive_kernel[(triton.cdiv(lanes, _UPDATES_PER_PROGRAM),)](
+        ring, turn, tables, rows, length, num_rows, tables.shape[1], BLOCK=_UPDATES_PER_PROGRAM, num_warps=4
+    )
+    return rows
+
+
+@kernel("step.publish", name="triton", needs=cuda(8), dtypes=(torch.int32,), band=Band.PORTABLE)
+def publish(
+    tokens: torch.Tensor, slots: torch.Tensor, last_tokens: torch.Tensor, ring: torch.Tensor, turn: torch.Tensor
+) -> None:
+    """One launch of one program."""
+    num_rows = tokens.shape[0]
+    publish_kernel[(1,)](
+        tokens, slots, last_tokens, ring, turn, num_rows, ring.shape[1], ring.shape[0],
+        BLOCK=max(32, triton.next_power_of_2(num_rows)), num_warps=4,
+    )  # fmt: skip

@@ -116,9 +116,10 @@ class HostOutput:
 
     @classmethod
     def copy_of(cls, output: SampleOutput, tokens: torch.Tensor) -> HostOutput:
-        """Every step has tokens, so their memory is there already."""
+        """Every step has tokens, so their memory is there already; a captured one has even written them there."""
+        on_host = not output.tokens.is_cuda
         return cls(
-            tokens[: len(output.tokens)].copy_(output.tokens, non_blocking=True),
+            output.tokens if on_host else tokens[: len(output.tokens)].copy_(output.tokens, non_blocking=True),
             None if output.token_logprobs is None else _pinned(output.token_logprobs),
             None if output.top_values is None else _pinned(output.top_values),
             None if output.top_ids is None else _pinned(output.top_ids),

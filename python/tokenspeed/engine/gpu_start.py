@@ -96,8 +96,9 @@ def _capture(config: Config, model: Model, sampler: Sampler, state: DeviceState,
     started_s = time.monotonic()
     if config.graphs.sizes:
         num_buffers = config.scheduler.overlap_depth + 2
-        decode = DecodeGraphs(config.graphs.sizes, config.graphs.padded, state, num_buffers)
-        decode.capture(model, sampler, caches, CudaSteps(recorder))
+        steps = CudaSteps(recorder)
+        decode = DecodeGraphs(config.graphs.sizes, config.graphs.padded, state, num_buffers, steps)
+        decode.capture(model, sampler, caches)
         seconds = time.monotonic() - started_s
         logger.info("captured decode steps of %d sizes in %.1f s", len(config.graphs.sizes), seconds)
     return Captured(decode, prefill)

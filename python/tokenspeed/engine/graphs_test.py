@@ -115,9 +115,9 @@ def stepper(
     state = DeviceState(tables.shape[0], tables.shape[1], BLOCK, CPU, mirrored=bool(sizes or piece_sizes))
     sampler = Sampler(SamplerConfig(state.padding_slot + 1, config.vocab_size, CPU, (2,)))
     caches = [tuple(tensor.allocate(BLOCKS, CPU) for tensor in layer) for layer in model.kv_cache(BLOCK)]
-    graphs = DecodeGraphs(sizes, padded, state, 2) if sizes else None
+    graphs = DecodeGraphs(sizes, padded, state, 2, RepeatingSteps()) if sizes else None
     if graphs is not None:
-        graphs.capture(model, sampler, caches, RepeatingSteps())
+        graphs.capture(model, sampler, caches)
     pieces = PrefillPieces(piece_sizes, CPU) if piece_sizes else None
     if pieces is not None:
         pieces.capture(model, synthetic.batch_of(state, caches, 0, [1]), caches, RepeatingPieces())

@@ -67,7 +67,8 @@ class Sampler(Protocol):
 
 
 class SampleOutput(Protocol):
-    """tokens int32 [S]; the others float32 [S], float32 [S, n] and int32 [S, n], or None when not asked for."""
+    """tokens int32 [S]; the others float32 [S], float32 [S, n] and int32 [S, n], or None when not asked for. On the
+    device, or in memory of the host that the device writes."""
 
     @property
     def tokens(self) -> torch.Tensor: ...
@@ -173,7 +174,7 @@ class ModelRunner:
         noise = self._sampler.plain_draw(host_slots, work.num_logprobs)
         left = graphs.play(work.plan, bool(noise))
         if noise is not None:
-            return Sampled(num_rows, rows, PlainOutput(left.tokens[:num_rows]))
+            return Sampled(num_rows, rows, PlainOutput(left.host_tokens[:num_rows]))
         slots = left.slots[:num_rows]
         output = self._sampler.sample(
             left.logits[:num_rows], slots, left.positions[:num_rows], work.num_logprobs, host_slots
@@ -237,7 +238,7 @@ class ModelRunner:
 
 @dataclass(frozen=True, slots=True)
 class PlainOutput:
-    """A `SampleOutput` of tokens alone."""
+    """A `SampleOutput` of tokens alone, which the step itself writes to the host's memory."""
 
     tokens: torch.Tensor
     token_logprobs: None = None
