@@ -33,7 +33,6 @@ from tokenspeed.sampling import Sampler
 logger = logging.getLogger("tokenspeed.engine")
 
 _PROBE_TOKENS = 2048
-_FEWEST_TOKENS = 16
 _FRAGMENTATION = 8
 """One part in so many of a step's activations is kept free for the gaps that an allocator leaves."""
 
@@ -109,14 +108,18 @@ def _prefill_sizes(config: Config, model: Model, state: DeviceState, caches: KVC
     graphs, limits = config.graphs, config.scheduler
     if graphs.prefill_sizes:
         return graphs.prefill_sizes
-    largest = graphs.most_prefill_tokens
-    if largest is None:
-        probe = min(_PROBE_TOKENS, limits.max_batched_tokens, limits.max_model_len)
-        launch_s, _ = _eager_times(model, synthetic.batch_of(state, caches, 0, [min(16, probe)]))
-        _, run_s = _eager_times(model, synthetic.batch_of(state, caches, 0, [probe]))
-        largest = int(probe * launch_s / run_s) // 128 * 128
-        logger.info("eager layers: %.1f ms to launch, %.1f ms for %d tokens", 1e3 * launch_s, 1e3 * run_s, probe)
-    return sizes_up_to(min(largest, limits.max_batched_tokens)) if largest >= _FEWEST_TOKENS else ()
+    if graphs.most_prefill_tokens is not None:
+        return sizes_up_to(graphs.most_prefill_tokens) if graphs.most_prefill_tokens else ()
+    probe = min(_PROBE_TOKENS, limits.max_batched_tokens, limits.max_model_len)
+    launch_s, _ = _eager_times(model, synthetic.batch_of(state, caches, 0, [min(16, probe)]))
+    _, run_s = _eager_times(model, synthetic.batch_of(state, caches, 0, [probe]))
+    logger.info("eager layers: %.1f ms to launch, %.1f ms for %d tokens", 1e3 * launch_s, 1e3 * run_s, probe)
+    largest = min(int(probe * launch_s / run_s) // 64 * 64, limits.max_batched_tokens)
+    # What a step has while others decode, when prompts wait.
+    crowded = limits.max_decode_gap_tokens + limits.max_num_seqs
+    if largest < crowded <= min(1.5 * largest, limits.max_batched_tokens):
+        return (*sizes_up_to(largest), crowded)
+    return sizes_up_to(largest) if largest else ()
 
 
 @torch.inference_mode()
