@@ -93,6 +93,17 @@ TABLE: list[tuple[str, Hardware, dict[str, Any]]] = [
     ("--kernel-override attention.paged=x", LAPTOP, {"device.kernel_overrides": ("attention.paged=x",)}),
     ("--log-level warn --log-requests-level 2", LAPTOP, {"log.log_level": "warning", "log.log_requests_level": 2}),
     ("--data-parallel-rpc-port 31000 --zmq-engine-index 3", LAPTOP, {"lane.port": 31000, "lane.engine_index": 3}),
+    ("", LAPTOP, {"graphs.sizes": (), "graphs.most_prefill_tokens": 0}),
+    ("--max-num-seqs 20", SERVER, {"graphs.sizes": (1, 2, 3, 4, 8, 16, 20), "graphs.most_prefill_tokens": None}),
+    ("--max-num-seqs 1", SERVER, {"graphs.sizes": (1,), "graphs.padded": True}),
+    ("--max-num-seqs 20 --max-cudagraph-capture-size 9", SERVER, {"graphs.sizes": (1, 2, 3, 4, 8, 9)}),
+    ("--max-num-seqs 20 --max-cudagraph-capture-size 90", SERVER, {"graphs.sizes": (1, 2, 3, 4, 8, 16, 20)}),
+    ("--max-num-seqs 20 --cudagraph-capture-sizes 16 2 99", SERVER, {"graphs.sizes": (2, 16)}),
+    ("--disable-cuda-graph-padding", SERVER, {"graphs.padded": False}),
+    ("--enforce-eager", SERVER, {"graphs.sizes": (), "graphs.most_prefill_tokens": 0}),
+    ("--disable-prefill-graph", SERVER, {"graphs.prefill_sizes": (), "graphs.most_prefill_tokens": 0}),
+    ("--prefill-graph-max-tokens 99999", SERVER, {"graphs.most_prefill_tokens": 8192}),
+    ("--prefill-graph-capture-token-sizes 512 64", SERVER, {"graphs.prefill_sizes": (64, 512)}),
 ]
 
 
@@ -125,6 +136,9 @@ REFUSED = [
     ("--num-threads 0", LAPTOP, "--num-threads", "[1, 1024]"),
     ("--stream-interval 0", LAPTOP, "--stream-interval", "less than 1"),
     ("--zmq-engine-index 65536", LAPTOP, "--zmq-engine-index", "65535"),
+    ("--max-cudagraph-capture-size 0", SERVER, "--max-cudagraph-capture-size", "less than 1"),
+    ("--cudagraph-capture-sizes 0 4", SERVER, "--cudagraph-capture-sizes", "not sizes"),
+    ("--prefill-graph-max-tokens -1", SERVER, "--prefill-graph-max-tokens", "less than 0"),
 ]
 
 

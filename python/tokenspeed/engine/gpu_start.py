@@ -8,8 +8,10 @@ estimated; when something does not fit, `OutOfMemory` names the number to change
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,18 +136,13 @@ def _eager_times(model: Model, batch: ForwardBatch) -> tuple[float, float]:
     return launched_s - started_s, time.perf_counter() - started_s
 
 
-class _out_of_memory_names:
+@contextlib.contextmanager
+def _out_of_memory_names(flag: str) -> Iterator[None]:
     """An allocation that fails inside is an OutOfMemory that names the flag to lower."""
-
-    def __init__(self, flag: str) -> None:
-        self._flag = flag
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise OutOfMemory(f"{self._flag}: the GPU has no room for it beside the weights; lower it") from None
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise OutOfMemory(f"{flag}: the GPU has no room for it beside the weights; lower it") from None
 
 
 @torch.inference_mode()
