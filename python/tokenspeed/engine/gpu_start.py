@@ -99,7 +99,14 @@ def _capture(config: Config, model: Model, sampler: Sampler, state: DeviceState,
         num_buffers = config.scheduler.overlap_depth + 2
         steps = CudaSteps(recorder)
         decode = DecodeGraphs(config.graphs.sizes, config.graphs.padded, state, num_buffers, steps)
-        decode.capture(model, sampler, caches)
+        try:
+            decode.capture(model, sampler, caches)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            # An operation that asks the device for a number cannot be captured; some models have no other solution yet.
+            logger.warning("decode runs without CUDA graphs, which this model's kernels do not allow: %s", error)
+            return Captured(None, prefill)
         seconds = time.monotonic() - started_s
         logger.info("captured decode steps of %d sizes in %.1f s", len(config.graphs.sizes), seconds)
     return Captured(decode, prefill)
