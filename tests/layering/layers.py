@@ -75,6 +75,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     },
     "tokenspeed.cli": {
         "tokenspeed_kernel",
+        "tokenspeed_kernel.bench",
         "tokenspeed.config",
         "tokenspeed.engine",
         "tokenspeed.gateway",

@@ -46,14 +46,15 @@ def measure(device: str, op: str | None = None, budget_s: float = 0.2, only: str
     """Time every solution but the reference on every workload of `op` (all if None) whose label contains `only`."""
     for workload in workloads(device):
         if op in (None, workload.op) and only in workload.label:
-            chosen = _candidates(workload, device)
+            chosen = candidates(workload, device)
             if chosen:
                 torch_s = seconds_per_call(_peer_calls(workload, device), device, budget_s)
             for item in chosen:
                 yield _row(item, workload, device, budget_s, torch_s)
 
 
-def _candidates(workload: Workload, device: str) -> list[KernelSpec]:
+def candidates(workload: Workload, device: str) -> list[KernelSpec]:
+    """The solutions that can serve the call here, without the reference."""
     return [
         item
         for item in solutions(workload.op)
@@ -64,8 +65,13 @@ def _candidates(workload: Workload, device: str) -> list[KernelSpec]:
     ]
 
 
+def solution_seconds(item: KernelSpec, workload: Workload, device: str, budget_s: float) -> float:
+    """The median time of the call by one solution."""
+    return seconds_per_call(_calls(item, workload, device), device, budget_s)
+
+
 def _row(item: KernelSpec, workload: Workload, device: str, budget_s: float, torch_s: float) -> Row:
-    seconds = seconds_per_call(_calls(item, workload, device), device, budget_s)
+    seconds = solution_seconds(item, workload, device, budget_s)
     limits = ceiling(device, workload.dtype)
     bound_by_flops = workload.num_flops / limits.flops_per_s > workload.num_bytes / limits.bytes_per_s
     amount, unit = (workload.num_flops / 1e12, "TFLOP/s") if bound_by_flops else (workload.num_bytes / 1e9, "GB/s")
@@ -113,7 +119,7 @@ def print_rows(rows: Iterator[Row], as_json: bool) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Parse and run; exit status 2 where the device is absent or an override is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m tokenspeed_kernel.bench", description="time kernel solutions")
+    parser = argparse.ArgumentParser(prog="ts kernels bench", description="time kernel solutions")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--op", help="only this operation, such as attention.paged")
     parser.add_argument("--only", default="", help="only workloads whose label contains this text")

@@ -90,6 +90,11 @@ def workloads(device: str) -> Iterator[Workload]:
         yield from _linears(model, dtype, tokens, generator)
     for tokens in (1, 64, 4096) if on_gpu else (1, 16, 512):
         yield from _mixture(QWEN3_30B_A3B if on_gpu else SMOL_EXPERTS, dtype, tokens, generator)
+
+
+    if on_gpu:
+        for tokens in (1, 4, 8, 16):
+            yield from _decode_products(model, dtype, tokens, generator)
     yield from _attention(model, dtype, generator, on_gpu)
     yield from _latent_attention(dtype, generator, on_gpu)
     for rows in (1, 64, 256) if on_gpu else (1, 16):
@@ -178,6 +183,25 @@ def _mixture(shape: Mixture, dtype: torch.dtype, tokens: int, generator: torch.G
         2 * _size(x) + sum(_size(matrix.data) for matrix in matrices) * num_active // shape.experts,
         6 * tokens * shape.top_k * shape.hidden * shape.inner, _torch_experts, _dense_experts, {"activation": "silu"},
     )  # fmt: skip
+
+
+def _decode_products(model: Model, dtype: torch.dtype, tokens: int, generator: torch.Generator) -> Iterator[Workload]:
+    """The products of a decode step: those of a layer, the gated one fused, and the vocabulary's."""
+    heads, both = model.heads * model.head_dim, (model.heads + 2 * model.kv_heads) * model.head_dim
+    for op, rows, columns, peer in (
+        ("gemm.linear", both, model.hidden, F.linear),
+        ("gemm.linear", model.hidden, heads, F.linear),
+        ("gemm.linear", model.hidden, model.inner, F.linear),
+        ("gemm.linear_silu_and_mul", 2 * model.inner, model.hidden, _torch_gated),
+        ("gemm.logits", model.vocab, model.hidden, _torch_logits),
+    ):
+        x = normal(generator, tokens, columns, dtype=dtype)
+        weight = normal(generator, rows, columns, dtype=dtype, std=columns**-0.5)
+        args: Args = (x, weight) if op == "gemm.logits" else (x, weight, None)
+        yield Workload(
+            op, f"decode [{tokens}, {columns}] x [{rows}, {columns}]", dtype, args, _size(x, weight),
+            2 * tokens * rows * columns, peer,
+        )  # fmt: skip
 
 
 def _attention(model: Model, dtype: torch.dtype, generator: torch.Generator, on_gpu: bool) -> Iterator[Workload]:
@@ -277,6 +301,15 @@ def _torch_grouped(
     result = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
     result = result * weights.flatten()[order, None].to(x.dtype)
     return torch.zeros_like(x).index_add_(0, token, result)
+
+
+def _torch_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
+    gate, up = F.linear(x, weight, bias).chunk(2, dim=1)
+    return F.silu(gate) * up
+
+
+def _torch_logits(x: torch.Tensor, weight: torch.Tensor) -> object:
+    return F.linear(x, weight).float()
 
 
 def _torch_add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> object:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +55,11 @@ def check_solution(spec: KernelSpec, device: str, keep: Callable[[Case], bool] =
 
 def serves(spec: KernelSpec, case: Case, device: str) -> bool:
     """Whether the solution takes such a call; the device type itself is not looked at."""
+    return spec.misfit(spec.needs.device or device, case.dtype, call_traits(spec, case, device)) is None
+
+
+def call_traits(spec: KernelSpec, case: Case, device: str) -> dict[str, Hashable]:
+    """The traits by which selection sees the case's call on `device`, those of its prepared weights too."""
     traits = dict(case.traits)
     if case.op in _WEIGHT_OPS:
         weight = prepared(spec, case, device)[1]
@@ -63,7 +68,7 @@ def serves(spec: KernelSpec, case: Case, device: str) -> bool:
             traits |= dict(zip(PRODUCT_TRAITS, product_traits(case.args[0], weight), strict=True))
     if case.op == _EXPERTS_OP:
         traits["weight_formats"], traits["weight_layouts"], _ = prepared(spec, case, device)[3].traits
-    return spec.misfit(spec.needs.device or device, case.dtype, traits) is None
+    return traits
 
 
 def run_case(spec: KernelSpec, case: Case, device: str) -> float:

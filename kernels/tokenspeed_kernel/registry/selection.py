@@ -10,6 +10,7 @@ A view holds one set of overrides with its own cache; the context variable makes
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Hashable, Iterator, Mapping
 from contextvars import ContextVar
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from tokenspeed_kernel.registry import discovery, spec
+from tokenspeed_kernel.registry import discovery, spec, tuning
 from tokenspeed_kernel.registry.errors import KernelError
 from tokenspeed_kernel.registry.platform import Platform, current_platform
 from tokenspeed_kernel.registry.spec import KernelSpec, Op, Signature, Solution
@@ -125,6 +126,9 @@ def explain(
         raise KernelError(f"{op} has no trait {unknown[0]!r}; known: {', '.join(known) or 'none'}")
     machine = platform or current_platform()
     forced = _active_view().overrides.get(op)
+    tuned = _tuned_name(op, machine, device, _as_dtype(dtype), traits)
+    # What was measured goes before what is ranked.
+    ranked = sorted(ranked, key=lambda item: item.name != tuned)
     verdicts: list[Verdict] = []
     winner: str | None = None
     for item in ranked:
@@ -135,12 +139,31 @@ def explain(
             verdicts.append(Verdict(item.name, "rejected", reason))
         elif winner is None:
             winner = item.name
-            why = "forced by override" if forced == item.name else f"highest rank that fits ({item.band.name.lower()})"
-            verdicts.append(Verdict(item.name, "chosen", why))
+            verdicts.append(Verdict(item.name, "chosen", _why_chosen(item, forced, tuned)))
+        elif winner == tuned:
+            verdicts.append(Verdict(item.name, "eligible", f"measured slower than {winner}"))
         else:
             verdicts.append(Verdict(item.name, "eligible", f"{item.band.name.lower()} ranks below {winner}"))
     verdicts.extend(Verdict(module, "rejected", why) for module, why in discovery.unavailable(op))
     return verdicts
+
+
+def _why_chosen(item: KernelSpec, forced: str | None, tuned: str | None) -> str:
+    if forced == item.name:
+        return "forced by override"
+    if tuned == item.name:
+        return f"measured fastest ({tuning.tuning_path()})"
+    return f"highest rank that fits ({item.band.name.lower()})"
+
+
+def _tuned_name(
+    op: str, machine: Platform, device: str, dtype: torch.dtype | None, traits: Mapping[str, Hashable]
+) -> str | None:
+    """The tuning table's word on a call whose every trait is given."""
+    names = spec.operations()[op].trait_names
+    if dtype is None or set(names) - set(traits):
+        return None
+    return _tuned(machine).get(tuning.call_key(op, device, dtype, {name: traits[name] for name in names}))
 
 
 def _active_view() -> _View:
@@ -185,7 +208,20 @@ def _choose(op: Op, signature: Signature, overrides: Mapping[str, str]) -> Kerne
     if not fitting:
         call = ", ".join(f"{trait}={value}" for trait, value in traits.items())
         raise KernelError(f"no solution of {op.name} fits device={signature.device}, dtype={signature.dtype}, {call}")
-    return max(fitting, key=lambda item: item.rank)
+    tuned = _tuned(platform).get(tuning.call_key(op.name, signature.device, signature.dtype, traits))
+    return max(fitting, key=lambda item: (item.name == tuned, item.rank))
+
+
+@functools.cache
+def _tuned(platform: Platform) -> dict[str, str]:
+    """What the tuning table says for this machine; read once."""
+    return tuning.read_table(tuning.tuning_path()).get(platform.describe(), {})
+
+
+def forget_tuning() -> None:
+    """Read the tuning table again at the next selection."""
+    _tuned.cache_clear()
+    _forget_selections()
 
 
 def _as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

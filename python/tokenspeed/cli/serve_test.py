@@ -106,7 +106,9 @@ def test_what_nobody_honours_is_refused_by_name_before_anything_starts(folder: s
         (["serve", "--enable-eplb"], "--enable-eplb"),
         (["serve", "--no-such-flag", "5"], "--no-such-flag"),
         (["dance"], "dance"),
-        (["kernels", "list"], "ts kernels explain"),
+        (["kernels"], "ts kernels list"),
+        (["kernels", "polish"], "ts kernels list"),
+        (["kernels", "tune", "--op", "norm.rmx"], "norm.rmx"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(

@@ -15,7 +15,10 @@ usage: ts COMMAND ...
 
   serve [MODEL] [flags]       one engine and one gateway, supervised; `ts serve --help` lists the flags
   serve --headless [flags]    an engine alone, which dials a gateway
+  kernels list                every operation and its solutions
   kernels explain [OP ...]    which kernel runs an operation here, and why the others do not
+  kernels tune [--op OP]      measure the solutions and keep the fastest in the tuning table
+  kernels bench [--op OP]     time the solutions beside torch and this machine's limits
   env                         versions and hardware, for a bug report
   version                     the version (also --version)
 """
@@ -48,12 +51,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _kernels(rest: list[str]) -> int:
-    if rest[:1] != ["explain"]:
-        print("ts kernels: error: usage: ts kernels explain [OP] [name=value ...]", file=sys.stderr)
-        return USAGE
-    from tokenspeed_kernel import explain
+    command, arguments = (rest[0], rest[1:]) if rest else ("", [])
+    if command == "list" and not arguments:
+        from tokenspeed_kernel import explain
 
-    return explain.main(rest[1:])
+        return explain.main([])
+    if command == "explain":
+        from tokenspeed_kernel import explain
+
+        return explain.main(arguments)
+    if command == "tune":
+        from tokenspeed_kernel.bench import tune
+
+        return tune.main(arguments)
+    if command == "bench":
+        from tokenspeed_kernel.bench import driver
+
+        return driver.main(arguments)
+    print("ts kernels: error: usage: ts kernels list | explain [OP] [name=value ...] | tune | bench", file=sys.stderr)
+    return USAGE
 
 
 if __name__ == "__main__":
