@@ -89,7 +89,11 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
+# Values of the driver API's enumerations.
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_BFLOAT16, _NOT_INTERLEAVED, _SWIZZLE_128_BYTES, _PROMOTE_256_BYTES, _OUTSIDE_IS_ZERO = 9, 0, 3, 3, 0
+_TENSOR_MAP_ALIGNMENT = 64
 _OVERLAPPED = _LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1, b"")
 
 
@@ -99,9 +103,10 @@ def _overlaps(ordinal: int) -> bool:
 
 
 class CudaModule:
-    """The kernels of one fatbin."""
+    """The kernels of one fatbin. shared_bytes: of dynamic shared memory that each launch gets."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, shared_bytes: int = 0) -> None:
+        self._shared_bytes = shared_bytes
         self._path = _FATBIN_FOLDER / f"{name}.fatbin"
         self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
         self._modules: dict[int, ctypes.c_void_p] = {}
@@ -120,8 +125,8 @@ class CudaModule:
         handle = self._functions.get((ordinal, function)) or self._find(ordinal, function)
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         stream = torch.cuda.current_stream(ordinal).cuda_stream
-        config = _LaunchConfig(num_blocks, 1, 1, num_threads, 1, 1, 0, stream, ctypes.pointer(_OVERLAPPED), 1)
-        config.num_attributes = int(_overlaps(ordinal))
+        sizes = (num_blocks, 1, 1, num_threads, 1, 1, self._shared_bytes)
+        config = _LaunchConfig(*sizes, stream, ctypes.pointer(_OVERLAPPED), int(_overlaps(ordinal)))
         _call("cuLaunchKernelEx", ctypes.byref(config), handle, pointers, None)
 
     def _find(self, ordinal: int, function: str) -> ctypes.c_void_p:
@@ -132,8 +137,38 @@ class CudaModule:
                 self._modules[ordinal] = module
             handle = ctypes.c_void_p()
             _call("cuModuleGetFunction", ctypes.byref(handle), self._modules[ordinal], function.encode())
+            if self._shared_bytes:
+                _call("cuFuncSetAttribute", handle, _MAX_DYNAMIC_SHARED_SIZE_BYTES, self._shared_bytes)
             self._functions[ordinal, function] = handle
             return handle
+
+
+class TensorMap(ctypes.Structure):
+    """CUtensorMap of the driver API, the description of a tensor that Hopper's copy engine reads."""
+
+    _fields_ = (("words", ctypes.c_uint64 * 16),)
+
+
+def swizzled_rows(rows: torch.Tensor, box_rows: int) -> TensorMap:
+    """How to copy boxes of 64 columns and `box_rows` rows out of a contiguous matrix of 2-byte floats.
+
+    In shared memory a row of a box has 128 bytes, and its 16-byte pieces lie permuted (hopper.cuh).
+    """
+    num_rows, num_columns = rows.shape
+    return _swizzled_rows(rows.data_ptr(), num_rows, num_columns, box_rows)
+
+
+@functools.lru_cache(maxsize=4096)
+def _swizzled_rows(address: int, num_rows: int, num_columns: int, box_rows: int) -> TensorMap:
+    memory = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + _TENSOR_MAP_ALIGNMENT)
+    aligned = -(-ctypes.addressof(memory) // _TENSOR_MAP_ALIGNMENT) * _TENSOR_MAP_ALIGNMENT
+    _call(
+        "cuTensorMapEncodeTiled", ctypes.c_void_p(aligned), _BFLOAT16, 2, ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 2)(num_columns, num_rows), (ctypes.c_uint64 * 1)(2 * num_columns),
+        (ctypes.c_uint32 * 2)(64, box_rows), (ctypes.c_uint32 * 2)(1, 1),
+        _NOT_INTERLEAVED, _SWIZZLE_128_BYTES, _PROMOTE_256_BYTES, _OUTSIDE_IS_ZERO,
+    )  # fmt: skip
+    return TensorMap.from_buffer_copy((ctypes.c_char * ctypes.sizeof(TensorMap)).from_address(aligned))
 
 
 _thread = threading.local()

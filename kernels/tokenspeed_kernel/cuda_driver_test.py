@@ -14,7 +14,14 @@ from tokenspeed_kernel.norm.cuda_norm import plan
 from tokenspeed_kernel.registry import Platform, explain
 
 FOLDER = Path(cuda_driver.__file__).parent / "csrc" / "cuda"
-NAMES = ["add_rms_norm", "norm_rope_store", "sample", "skinny_gemm"]
+NAMES = [
+    "add_rms_norm",
+    "decode_attention",
+    "norm_rope_store",
+    "prefill_attention",
+    "sample",
+    "skinny_gemm",
+]
 HOPPER = Platform("x86_64", frozenset(), (9, 0), "H")
 
 

@@ -125,6 +125,39 @@ def _attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
             queries = strided_tokens(q) if heads == 3 else q
             args = (queries, *caches, meta, head_dim**-0.5, window, softcap, sinks)
             yield Case("attention.paged", name, dtype, args, traits=traits)
+    yield from _long_attention(dtype, generator)
+
+
+_LONG_ROWS: dict[str, list[tuple[int, int]]] = {
+    "long: decode rows": [(1, 1000), (1, 513), (1, 64)],
+    "long: prompts": [(150, 150), (200, 391)],
+    "long: decodes and chunks mixed": [(1, 257), (300, 300), (129, 700), (1, 130)],
+}
+
+
+def _long_attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    """Several tiles of queries and keys; what lies past a row's end in its last block is NaN."""
+    for label, rows in _LONG_ROWS.items():
+        for heads, kv_heads, block_size in ((8, 1, 16), (2, 2, 256), (6, 2, 64)):
+            meta, num_blocks = paged_metadata(generator, rows, block_size)
+            q = normal(generator, int(meta.query_start[-1]), heads, 128, dtype=dtype, std=2.0)
+            caches = [normal(generator, num_blocks, kv_heads, block_size, 128, dtype=dtype) for _ in range(2)]
+            for cache in caches:
+                cache[0] = float("nan")
+                for table, length in zip(meta.block_tables, meta.kv_lens.tolist(), strict=True):
+                    cache[table[(length - 1) // block_size], :, (length - 1) % block_size + 1 :] = float("nan")
+            traits = {
+                "head_dim": 128,
+                "group_size": heads // kv_heads,
+                "block_size": block_size,
+                "windowed": False,
+                "kv_dtype": dtype,
+                "softcap": False,
+                "sinks": False,
+            }
+            name = f"{label}, {heads}/{kv_heads} heads, blocks of {block_size}"
+            args = (q, *caches, meta, 128**-0.5, 0, 0.0, None)
+            yield Case("attention.paged", name, dtype, args, traits=traits)
 
 
 def _latent_attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:

@@ -12,7 +12,7 @@ import os
 import sys
 
 # Parts of the mixed steps; the interpreter is slow enough without them.
-_SKIPPED = ("one decode row", "a whole prompt", "a chunk after a prefix")
+_SKIPPED = ("one decode row", "a whole prompt", "a chunk after a prefix", "long")
 
 
 def main() -> int:
