@@ -13,6 +13,7 @@ import functools
 
 import torch
 
+from tokenspeed_kernel.attention import triton_paged
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.cuda_driver import CudaModule, fatbin_for, swizzled_rows
 from tokenspeed_kernel.registry import Band, Platform, cuda, kernel
@@ -100,6 +101,10 @@ def paged_attention(
 ) -> torch.Tensor:
     """At most two launches; their number and sizes depend on the metadata's host integers only."""
     _check(q, k_cache, v_cache, meta)
+    rows = meta.kv_lens.shape[0]
+    if meta.num_decode_rows == rows and num_parts(rows * k_cache.shape[1], meta.max_kv_len) > 1:
+        # Where a few rows decode alone, two kernels are faster than one whose last block adds up the parts.
+        return triton_paged.paged_attention(q, k_cache, v_cache, meta, scale, window, softcap, sinks)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if meta.num_decode_rows:
         _decode(q, k_cache, v_cache, meta, scale, out)
