@@ -91,7 +91,6 @@ def workloads(device: str) -> Iterator[Workload]:
     for tokens in (1, 64, 4096) if on_gpu else (1, 16, 512):
         yield from _mixture(QWEN3_30B_A3B if on_gpu else SMOL_EXPERTS, dtype, tokens, generator)
 
-
     if on_gpu:
         for tokens in (1, 4, 8, 16):
             yield from _decode_products(model, dtype, tokens, generator)
