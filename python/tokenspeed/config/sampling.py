@@ -67,7 +67,10 @@ class SamplingParams:
     logprobs: int | None = None
     """None: no logprobs. 0: of the sampled token. k: also of the k most probable ones."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, for the prompt's own tokens but the first, which nothing comes before."""
+    """As `logprobs`, for the prompt's own tokens but the first, which nothing comes before. Such a prompt is computed
+    whole, whatever the cache has of it."""
+    prompt_logprob_start: int = 0
+    """First position of the prompt that `prompt_logprobs` is for."""
     allowed_token_ids: tuple[int, ...] = ()
     """Only these may come (and whatever ends the request, if it is among them); () allows all."""
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -162,6 +165,7 @@ class SamplingParams:
         ):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(name, "invalid_type", f"{name} must be true or false, got {getattr(self, name)!r}")
+        _check_int("prompt_logprob_start", self.prompt_logprob_start, 0, SEED_MAX)
         self._validate_lengths(max_model_len)
         self._validate_stops(vocab_size)
         self._validate_bias(vocab_size)

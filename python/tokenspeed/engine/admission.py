@@ -31,6 +31,10 @@ from tokenspeed.sampling import ProcessorError, load_processor
 from tokenspeed_cc import RequestSpec, Scheduler
 
 
+_ALONE = -(2**62)
+"""Below this, salts that no request shares: a prompt whose own tokens are scored is computed from its beginning."""
+
+
 class Admission:
     def __init__(
         self, config: AdmissionConfig, scheduler: Scheduler, requests: RequestTable, grammars: GrammarCompiler
@@ -113,7 +117,7 @@ class Admission:
             stop_token_ids=list(params.stop_token_ids),
             ignore_eos=params.ignore_eos and not constrained,
             priority=record.priority,
-            cache_salt=record.cache_salt,
+            cache_salt=record.cache_salt if params.prompt_logprobs is None else _ALONE - record.request_id,
             adapter=0,
         )
         try:

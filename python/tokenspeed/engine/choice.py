@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tokenspeed.config.sampling import RequestError, SamplingParams
 from tokenspeed.engine.local_frontend import Delta
+from tokenspeed.engine.messages import PromptLogprobs
 from tokenspeed.gateway.text.detokenizer import Detokenizer
 from tokenspeed.gateway.text.stop import StopMatcher
 from tokenspeed.gateway.text.tokenizer import Tokenizer
@@ -52,6 +53,7 @@ class ChoiceBuilder:
         self.finish_reason: str | None = None
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.new_text = ""
         """Text that the last `feed` added."""
         self._params = params
@@ -81,6 +83,8 @@ class ChoiceBuilder:
         if self.finish_reason is not None:
             return False  # what was in flight when the stop string matched
         self.prompt_tokens, self.cached_tokens = delta.prompt_tokens, delta.cached_tokens
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = _of_prompt(delta.prompt_logprobs)
         self._token_ids += delta.token_ids
         self._take_logprobs(delta)
         stopped = self._take_text(delta)
@@ -127,3 +131,11 @@ class ChoiceBuilder:
         columns = zip(delta.token_ids, delta.logprobs.values, delta.logprobs.top_ids, delta.logprobs.top_values)
         for token_id, value, top_ids, top_values in columns:
             self._logprobs.append(TokenLogprob(token_id, value, tuple(zip(top_ids, top_values))))
+
+
+def _of_prompt(scores: PromptLogprobs) -> list[TokenLogprob | None]:
+    columns = zip(scores.token_ids, scores.values, scores.top_ids, scores.top_values)
+    return [
+        None if value is None else TokenLogprob(token_id, value, tuple(zip(top_ids, top_values)))
+        for token_id, value, top_ids, top_values in columns
+    ]

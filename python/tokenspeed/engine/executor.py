@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from tokenspeed.engine.pending import Done, OnThread, Pending
-from tokenspeed.engine.runner import ModelRunner, Sampled, SampleOutput, StepWork
+from tokenspeed.engine.prompt_scores import PromptPiece
+from tokenspeed.engine.runner import ModelRunner, SampleOutput, Sampled, Scores, StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class StepTokens:
     token_logprobs: NDArray[np.float32] | None
     top_values: NDArray[np.float32] | None
     top_ids: NDArray[np.int32] | None
+    prompt_pieces: list[PromptPiece]
 
 
 class Executor(Protocol):
@@ -83,7 +85,11 @@ class StreamExecutor:
         sampled = self._runner.run(work)
         self._turn = (self._turn + 1) % len(self._tokens)
         host = None if sampled.output is None else HostOutput.copy_of(sampled.output, self._tokens[self._turn])
-        return OnStream(Sampled(sampled.num_rows, sampled.sample_rows, host))
+        scores: list[Scores] = [
+            (request_id, _pinned(values), _pinned(top_values), _pinned(top_ids))
+            for request_id, values, top_values, top_ids in sampled.scores
+        ]
+        return OnStream(Sampled(sampled.num_rows, sampled.sample_rows, host, scores))
 
     def close(self) -> None:
         torch.cuda.synchronize()
@@ -136,8 +142,12 @@ def to_host(sampled: Sampled) -> StepTokens:
     token_ids = np.full((sampled.num_rows, 1), -1, np.int32)
     num_tokens = np.zeros(sampled.num_rows, np.int32)
     rows, output = sampled.sample_rows, sampled.output
+    pieces = [
+        PromptPiece(request_id, values.numpy(), top_values.numpy(), top_ids.numpy())
+        for request_id, values, top_values, top_ids in sampled.scores
+    ]
     if output is None:
-        return StepTokens(token_ids, num_tokens, None, None, None)
+        return StepTokens(token_ids, num_tokens, None, None, None, pieces)
     token_ids[rows, 0] = output.tokens.numpy()
     num_tokens[rows] = 1
     return StepTokens(
@@ -146,6 +156,7 @@ def to_host(sampled: Sampled) -> StepTokens:
         _spread(output.token_logprobs, rows, sampled.num_rows, np.float32),
         _spread(output.top_values, rows, sampled.num_rows, np.float32),
         _spread(output.top_ids, rows, sampled.num_rows, np.int32),
+        pieces,
     )
 
 

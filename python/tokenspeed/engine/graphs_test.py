@@ -74,7 +74,7 @@ class Stepper:
             played = decode is not None and decode.fit(plan)
             self.num_played += played
             self.num_pieces += not played and prefill is not None and prefill.fit(int(plan.query_lens.sum()))
-            sampled = self.runner.run(StepWork(plan, new, max(logprobs, default=None)))
+            sampled = self.runner.run(StepWork(plan, new, max(logprobs, default=None), []))
             column = np.zeros((plan.num_rows, 1), np.int32)
             if sampled.output is not None:
                 column[sampled.sample_rows, 0] = sampled.output.tokens.numpy()

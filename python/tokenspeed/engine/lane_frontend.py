@@ -103,8 +103,6 @@ def to_add(request: wire.TokenizedGenerateReqInput) -> Add:
         raise RequestError("request", "invalid_request", request.validation_error)
     _refuse_present(request, _ABSENT_INPUTS)
     _refuse_present(request.sampling_params, _ABSENT_FEATURES)
-    if request.return_logprob and request.logprob_start_len >= 0:
-        raise _absent("logprob_start_len", "prompt logprobs")
     try:
         token_ids = np.array(request.input_ids, np.int32)
     except OverflowError:
@@ -114,6 +112,7 @@ def to_add(request: wire.TokenizedGenerateReqInput) -> Add:
 
 def _params(request: wire.TokenizedGenerateReqInput) -> SamplingParams:
     sent = request.sampling_params
+    scores_prompt = request.return_logprob and request.logprob_start_len >= 0
     # The wire's greedy form is temperature 1 with top_k 1.
     greedy = sent.top_k == 1 or sent.temperature < wire.GREEDY_TEMPERATURE
     return SamplingParams(
@@ -132,6 +131,8 @@ def _params(request: wire.TokenizedGenerateReqInput) -> SamplingParams:
         seed=sent.seed,
         n=sent.n,
         logprobs=request.top_logprobs_num if request.return_logprob else None,
+        prompt_logprobs=request.top_logprobs_num if scores_prompt else None,
+        prompt_logprob_start=request.logprob_start_len if scores_prompt else 0,
         stream_interval=sent.stream_interval or 1,
         json_schema=sent.json_schema,
         regex=sent.regex,
@@ -201,6 +202,13 @@ def to_batch(output: StepOutput, engine_index: int) -> wire.BatchTokenIDOutSlim:
         ] + tail
         batch["output_top_logprobs_val"] = [entry.top_values if entry else [] for entry in logprobs] + tail
         batch["output_top_logprobs_idx"] = [entry.top_ids if entry else [] for entry in logprobs] + tail
+    if output.prompt_logprobs is not None:
+        scores = output.prompt_logprobs
+        nothing: list[Any] = [[]] * extra
+        batch["input_token_logprobs_val"] = [entry.values if entry else [] for entry in scores] + nothing
+        batch["input_token_logprobs_idx"] = [entry.token_ids if entry else [] for entry in scores] + nothing
+        batch["input_top_logprobs_val"] = [entry.top_values if entry else [] for entry in scores] + nothing
+        batch["input_top_logprobs_idx"] = [entry.top_ids if entry else [] for entry in scores] + nothing
     if rejected:
         batch["finished_status_codes"] = [None] * len(output.rids) + [rejection.status for rejection in rejected]
         batch["finished_messages"] = [None] * len(output.rids) + [f"{r.code}: {r.message}" for r in rejected]

@@ -10,7 +10,7 @@ import pytest
 
 from tokenspeed.config.sampling import RequestError
 from tokenspeed.engine.lane_frontend import to_add, to_batch
-from tokenspeed.engine.messages import LoadNumbers, Rejection, StepOutput, TokenLogprobs
+from tokenspeed.engine.messages import LoadNumbers, PromptLogprobs, Rejection, StepOutput, TokenLogprobs
 from tokenspeed.rpc.lane import wire
 
 SAMPLING = wire.SamplingParamsWire(
@@ -87,7 +87,6 @@ ABSENT = [
     ({"sampling": {"thinking_budget": 5}}, "thinking_budget"),
     ({"sampling": {"stop_strs": ["x"]}}, "stop_strs"),
     ({"sampling": {"logit_bias": {"x": 1.0}}}, "logit_bias"),
-    ({"return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
     ({"token_ids_logprob": [5]}, "token_ids_logprob"),
     ({"return_hidden_states": True}, "return_hidden_states"),
     ({"bootstrap_room": 5}, "bootstrap_room"),
@@ -117,6 +116,7 @@ def test_rows_rejections_and_load_share_one_batch_of_equal_columns() -> None:
         cached_tokens=[0, 2],
         matched_tokens=[-1, 6],
         logprobs=[None, TokenLogprobs([-0.5], [[-0.5, -1.5]], [[6, 9]])],
+        prompt_logprobs=[PromptLogprobs(0, [1, 2, 3], [None, -0.25, -2.0], [[], [-0.25], [-1.0]], [[], [2], [7]]), None],
         rejections=[Rejection("c", 400, "top_p", "invalid_value", "top_p is odd")],
         load=LOAD,
     )
@@ -124,6 +124,9 @@ def test_rows_rejections_and_load_share_one_batch_of_equal_columns() -> None:
     assert isinstance(batch, wire.BatchTokenIDOutSlim)
     assert batch.rids == ["a", "b", "c"] and batch.finished_reasons == ["", "stop", "abort"]
     assert batch.output_ids == [[5], [6], []] and batch.matched_stops == [None, 6, None]
+    assert batch.input_token_logprobs_val == [[None, -0.25, -2.0], [], []]
+    assert batch.input_token_logprobs_idx == [[1, 2, 3], [], []]
+    assert batch.input_top_logprobs_idx == [[[], [2], [7]], [], []]
     assert batch.output_token_logprobs_val == [[], [-0.5], []] and batch.output_token_logprobs_idx == [[], [6], []]
     assert batch.output_top_logprobs_val == [[], [[-0.5, -1.5]], []]
     assert batch.output_top_logprobs_idx == [[], [[6, 9]], []]
@@ -135,6 +138,6 @@ def test_rows_rejections_and_load_share_one_batch_of_equal_columns() -> None:
 
 
 def test_a_batch_without_rows_is_a_sign_of_life() -> None:
-    output = StepOutput([], [], [], [], [], [], [], None, [], LOAD)
+    output = StepOutput([], [], [], [], [], [], [], None, None, [], LOAD)
     batch = wire.decode_output(wire.encode(to_batch(output, 0)))
     assert isinstance(batch, wire.BatchTokenIDOutSlim) and batch.rids == [] and batch.kv_total_pages == 4

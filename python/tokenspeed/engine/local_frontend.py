@@ -15,7 +15,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from tokenspeed.engine.errors import EngineDeadError
-from tokenspeed.engine.messages import Abort, Add, Command, Rejection, StepOutput, TokenLogprobs
+from tokenspeed.engine.messages import Abort, Add, Command, PromptLogprobs, Rejection, StepOutput, TokenLogprobs
 
 
 class Delta(NamedTuple):
@@ -29,6 +29,7 @@ class Delta(NamedTuple):
     cached_tokens: int
     matched_token: int
     logprobs: TokenLogprobs | None
+    prompt_logprobs: PromptLogprobs | None
     rejection: Rejection | None
 
 
@@ -112,6 +113,7 @@ class LocalFrontend:
 
 def _deltas(output: StepOutput) -> list[Delta]:
     logprobs: Sequence[TokenLogprobs | None] = output.logprobs or [None] * len(output.rids)
+    prompt_logprobs: Sequence[PromptLogprobs | None] = output.prompt_logprobs or [None] * len(output.rids)
     columns = zip(
         output.rids,
         output.token_ids,
@@ -121,9 +123,10 @@ def _deltas(output: StepOutput) -> list[Delta]:
         output.cached_tokens,
         output.matched_tokens,
         logprobs,
+        prompt_logprobs,
         repeat(None),
     )
     deltas = list(map(Delta._make, columns))
     for rejection in output.rejections:
-        deltas.append(Delta(rejection.rid, [], "abort", 0, 0, 0, -1, None, rejection))
+        deltas.append(Delta(rejection.rid, [], "abort", 0, 0, 0, -1, None, None, rejection))
     return deltas

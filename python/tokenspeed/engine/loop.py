@@ -22,6 +22,7 @@ from tokenspeed.engine.executor import Executor, StepTokens
 from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Connected, Control, Frontend, LoadNumbers, Refused
 from tokenspeed.engine.outputs import OutputColumns
 from tokenspeed.engine.pending import Pending
+from tokenspeed.engine.prompt_scores import PromptRow
 from tokenspeed.engine.records import RequestRecord, RequestTable
 from tokenspeed.engine.runner import NewSlot, StepWork
 from tokenspeed.engine.step_log import StepLog
@@ -135,13 +136,26 @@ class EngineLoop:
                 (self.requests[request_id] for request_id in plan.new_slot_request_ids.tolist()),
             )
         ]
-        return StepWork(plan, new_slots, self.requests.num_logprobs)
+        return StepWork(plan, new_slots, self.requests.num_logprobs, self._prompt_rows(plan))
+
+    def _prompt_rows(self, plan: Plan) -> list[PromptRow]:
+        if not self.requests.any_scoring:
+            return []
+        rows = []
+        for row in range(plan.num_decode_rows, plan.num_rows):
+            request_id = int(plan.request_ids[row])
+            scores = self.requests[request_id].prompt_scores
+            due = scores and scores.due(request_id, row, int(plan.context_lens[row]), int(plan.query_lens[row]))
+            if due:
+                rows.append(due)
+        return rows
 
     def _settle(self) -> None:
         """Wait for the oldest step and take what it means."""
         plan, pending = self._in_flight.popleft()
         tokens = pending.wait()
         outcome = self.scheduler.advance(plan.step_id, tokens.token_ids, tokens.num_tokens)
+        self._outputs.add_prompt_pieces(tokens.prompt_pieces)
         self._outputs.add_step(outcome, tokens)
         self.log.settled(plan, tokens.num_tokens)
 

@@ -46,7 +46,7 @@ class ScriptedExecutor:
         drawn = [self.script(request, length) for request, length in zip(plan.request_ids.tolist(), lengths)]
         token_ids = np.where(plan.samples, drawn, -1).astype(np.int32)[:, None]
         return Watched(
-            StepTokens(token_ids, plan.samples.astype(np.int32), None, None, None), plan.step_id, self.events
+            StepTokens(token_ids, plan.samples.astype(np.int32), None, None, None, []), plan.step_id, self.events
         )
 
     def close(self) -> None:

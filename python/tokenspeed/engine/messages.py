@@ -86,6 +86,17 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of the prompt's tokens from position `start` on, each given those before it; None at position 0."""
+
+    start: int
+    token_ids: list[int]
+    values: list[float | None]
+    top_values: list[list[float]]
+    top_ids: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadNumbers:
     """Requests and KV blocks at one moment. `active_blocks` are held by running requests; the cache's are not."""
 
@@ -100,7 +111,8 @@ class StepOutput:
     """What one settled step gave: a column per property, an element per request, all of equal length.
 
     token_ids: new tokens only. finish: "", "stop", "length" or "abort". completion_tokens: so far. matched_tokens:
-    the stop or end-of-text token that ended the request, else -1. logprobs: None when nobody asked.
+    the stop or end-of-text token that ended the request, else -1. logprobs, prompt_logprobs: None when nobody asked; the
+    latter come once, with a request's first tokens.
     """
 
     rids: list[str]
@@ -111,6 +123,7 @@ class StepOutput:
     cached_tokens: list[int]
     matched_tokens: list[int]
     logprobs: list[TokenLogprobs | None] | None
+    prompt_logprobs: list[PromptLogprobs | None] | None
     rejections: list[Rejection]
     load: LoadNumbers
 

@@ -47,6 +47,8 @@ class RequestOutput:
     choices: list[Choice]
     cached_tokens: int
     """Prompt tokens that came from the prefix cache (of the first choice)."""
+    prompt_logprobs: list[TokenLogprob | None] | None
+    """Of the prompt's tokens from `prompt_logprob_start` on, where they were asked for; None for the first token."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -90,7 +92,7 @@ class Job:
             choices = [replace(choice, index=index) for index, choice in enumerate(choices)]
             if self.params.logprobs is None:
                 choices = [replace(choice, logprobs=None) for choice in choices]
-        return RequestOutput(self.prompt_token_ids, choices, self.builders[0].cached_tokens)
+        return self._output(choices)
 
     def new_output(self, new_tokens: Mapping[str, list[int]]) -> RequestOutput:
         """Only what the last deltas added; `new_tokens` by request id."""
@@ -100,7 +102,11 @@ class Job:
             logprobs = None if whole.logprobs is None else whole.logprobs[len(whole.logprobs) - len(added) :]
             text = builder.new_text if request.rid in new_tokens else ""
             choices.append(replace(whole, text=text, token_ids=added, logprobs=logprobs))
-        return RequestOutput(self.prompt_token_ids, choices, self.builders[0].cached_tokens)
+        return self._output(choices)
+
+    def _output(self, choices: list[Choice]) -> RequestOutput:
+        first = self.builders[0]
+        return RequestOutput(self.prompt_token_ids, choices, first.cached_tokens, first.prompt_logprobs)
 
 
 class Engine:
@@ -183,7 +189,8 @@ class Engine:
         requests, builders = [], []
         for index in range(count):
             seed = base if base is None else derive_seed(base, index)
-            choice = replace(single, seed=seed)
+            # The prompt is the same for all choices: one scores it.
+            choice = replace(single, seed=seed, prompt_logprobs=None if index else single.prompt_logprobs)
             requests.append(Add(f"{number}-{index}", token_ids, choice, priority=0, cache_salt=0))
             builders.append(ChoiceBuilder(index, choice, self.tokenizer))
         return Job(token_ids.tolist(), requests, builders, settled)

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenspeed.engine.executor import StepTokens
-from tokenspeed.engine.messages import LoadNumbers, Rejection, StepOutput, TokenLogprobs
+from tokenspeed.engine.messages import LoadNumbers, PromptLogprobs, Rejection, StepOutput, TokenLogprobs
+from tokenspeed.engine.prompt_scores import PromptPiece
 from tokenspeed.engine.records import RequestRecord, RequestTable
 
 FINISH_NAMES = ("", "stop", "length", "abort")
@@ -70,6 +71,8 @@ class OutputColumns:
         self._counts: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
         self._logprobs: list[TokenLogprobs | None] = []
         self._any_logprobs = False
+        self._prompt_logprobs: list[PromptLogprobs | None] = []
+        self._any_prompt_logprobs = False
         self._rejections: list[Rejection] = []
         self.finished = []
 
@@ -89,6 +92,13 @@ class OutputColumns:
         """The terminal event of a request that was aborted before it was queued; it has no statistics."""
         self._append(record, [], None, "abort", (len(record.prompt_ids), 0, 0, -1))
         self._requests.remove(record)
+
+    def add_prompt_pieces(self, pieces: list[PromptPiece]) -> None:
+        """Scores of prompts; whoever has ended meanwhile wants none."""
+        for piece in pieces:
+            record = self._requests.get(piece.request_id)
+            if record is not None and record.prompt_scores is not None:
+                record.prompt_scores.take(piece)
 
     def add_step(self, outcome: OutcomeView, tokens: StepTokens) -> None:
         """The rows of a settled step. Rows that only add a token go in as columns, others one by one."""
@@ -124,6 +134,7 @@ class OutputColumns:
             cached_tokens=cached,
             matched_tokens=matched,
             logprobs=self._logprobs if self._any_logprobs else None,
+            prompt_logprobs=self._prompt_logprobs if self._any_prompt_logprobs else None,
             rejections=self._rejections,
             load=load,
         )
@@ -153,6 +164,9 @@ class OutputColumns:
         self._token_ids.append(emitted)
         self._logprobs.append(logprobs)
         self._any_logprobs = self._any_logprobs or logprobs is not None
+        prompt = record.prompt_scores.tell() if record.prompt_scores is not None and emitted else None
+        self._prompt_logprobs.append(prompt)
+        self._any_prompt_logprobs = self._any_prompt_logprobs or prompt is not None
         self._finish.append(finish)
         for column, value in zip(self._counts, counts):
             column.append(value)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenspeed.config.sampling import SamplingParams
+from tokenspeed.engine.prompt_scores import PromptScores
 from tokenspeed.grammar import CompiledGrammar
 from tokenspeed.observability.request_stats import RequestClock
 
@@ -34,6 +35,7 @@ class RequestRecord:
         "room",
         "priority",
         "cache_salt",
+        "prompt_scores",
     )
 
     def __init__(self, request_id: int, rid: str, params: SamplingParams, prompt_ids: NDArray[np.int32]) -> None:
@@ -51,6 +53,9 @@ class RequestRecord:
         """Tokens of output it may have."""
         self.priority = 0
         self.cache_salt = 0
+        self.prompt_scores: PromptScores | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_scores = PromptScores(prompt_ids, params.prompt_logprob_start, params.prompt_logprobs)
         self.held_logprobs: list[tuple[float, list[float], list[int]]] = []
 
 
@@ -61,6 +66,7 @@ class RequestTable:
         self._by_id: dict[int, RequestRecord] = {}
         self._by_rid: dict[str, RequestRecord] = {}
         self._logprobs: Counter[int] = Counter()
+        self._num_scoring = 0
         self._num_intervals = 0
         self._next_id = 0
 
@@ -82,7 +88,10 @@ class RequestTable:
             self._logprobs[record.params.logprobs] += 1
         self._num_intervals += record.params.stream_interval > 1
 
+        self._num_scoring += record.prompt_scores is not None
+
     def remove(self, record: RequestRecord) -> None:
+        self._num_scoring -= record.prompt_scores is not None
         del self._by_id[record.request_id]
         del self._by_rid[record.rid]
         self._num_intervals -= record.params.stream_interval > 1
@@ -103,6 +112,14 @@ class RequestTable:
     def any_special(self) -> bool:
         """Whether a live request wants logprobs, or its tokens several at a time."""
         return bool(self._logprobs or self._num_intervals)
+
+    def get(self, request_id: int) -> RequestRecord | None:
+        return self._by_id.get(request_id)
+
+    @property
+    def any_scoring(self) -> bool:
+        """Whether a live request wants logprobs of its prompt."""
+        return self._num_scoring > 0
 
     def of_rid(self, rid: str) -> RequestRecord | None:
         return self._by_rid.get(rid)

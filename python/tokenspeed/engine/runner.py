@@ -8,7 +8,7 @@ It never waits for the device, never decides what runs, and knows requests only 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from tokenspeed.engine.graphs import DecodeGraphs
 from tokenspeed.engine.inputs import PlanView, StepArrays
 from tokenspeed.engine.kv_pool import KVCaches
 from tokenspeed.engine.pieces import PrefillPieces
+from tokenspeed.engine.prompt_scores import PromptRow
 from tokenspeed.engine.transfer import PinnedTransfer, Transfer, share_memory
 from tokenspeed.grammar import CompiledGrammar
 from tokenspeed.layers.batch import ForwardBatch
@@ -93,11 +94,20 @@ class NewSlot:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """One step to run. num_logprobs: alternatives per sampled token, None for no logprobs at all."""
+    """One step to run. num_logprobs: alternatives per sampled token, None for no logprobs at all. prompt_rows: prompts
+    whose own tokens are to be scored."""
 
     plan: PlanView
     new_slots: list[NewSlot]
     num_logprobs: int | None
+    prompt_rows: list[PromptRow]
+
+
+Scores = tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]
+"""(request id, values float32 [n], top values float32 [n, top_n], top ids int32 [n, top_n]) on the device."""
+
+_SCORED_AT_ONCE = 256
+"""Rows of logits of a prompt that exist at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,7 @@ class Sampled:
     num_rows: int
     sample_rows: NDArray[np.int64]
     output: SampleOutput | None
+    scores: list[Scores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +170,26 @@ class ModelRunner:
         pieces = self._captured.prefill
         layers = self._model.hidden if pieces is None or not pieces.fit(len(batch.token_ids)) else pieces.play
         hidden = layers(batch)
+        scores = [self._scored(row, arrays, hidden, batch) for row in work.prompt_rows]
         if not len(arrays.sample_rows):
-            return Sampled(len(arrays.slots), arrays.sample_rows, None)
+            return Sampled(len(arrays.slots), arrays.sample_rows, None, scores)
         logits = self._model.logits(hidden, batch)
         output = self._sampler.sample(logits, sample_slots, sample_positions, work.num_logprobs, arrays.sample_slots)
         api.keep_tokens(output.tokens, sample_slots, self._state.last_tokens)
-        return Sampled(len(arrays.slots), arrays.sample_rows, output)
+        return Sampled(len(arrays.slots), arrays.sample_rows, output, scores)
+
+    def _scored(self, row: PromptRow, arrays: StepArrays, hidden: Hidden, batch: ForwardBatch) -> Scores:
+        """Logprobs of a prompt's tokens, a few rows of logits at a time."""
+        first = int(arrays.query_start[row.row]) + row.offset
+        indices = torch.arange(first, first + len(row.targets), device=self._state.device)
+        targets = torch.from_numpy(row.targets).to(self._state.device, non_blocking=True)
+        parts = []
+        for at in range(0, len(row.targets), _SCORED_AT_ONCE):
+            piece = slice(at, at + _SCORED_AT_ONCE)
+            logits = self._model.logits(hidden, replace(batch, sample_indices=indices[piece]))
+            parts.append(api.logprobs(logits, targets[piece], row.top_n))
+        values, top_values, top_ids = (torch.cat(column) for column in zip(*parts))
+        return row.request_id, values, top_values, top_ids
 
     def _play(self, graphs: DecodeGraphs, work: StepWork) -> Sampled:
         """A captured step; what it cannot draw itself is drawn from its logits."""
@@ -174,13 +199,13 @@ class ModelRunner:
         noise = self._sampler.plain_draw(host_slots, work.num_logprobs)
         left = graphs.play(work.plan, bool(noise))
         if noise is not None:
-            return Sampled(num_rows, rows, PlainOutput(left.host_tokens[:num_rows]))
+            return Sampled(num_rows, rows, PlainOutput(left.host_tokens[:num_rows]), [])
         slots = left.slots[:num_rows]
         output = self._sampler.sample(
             left.logits[:num_rows], slots, left.positions[:num_rows], work.num_logprobs, host_slots
         )
         api.keep_tokens(output.tokens, slots, self._state.last_tokens)
-        return Sampled(num_rows, rows, output)
+        return Sampled(num_rows, rows, output, [])
 
     def _batch(self, plan: PlanView, arrays: StepArrays) -> tuple[ForwardBatch, torch.Tensor, torch.Tensor]:
         block_copies = np.array(plan.block_copies)

@@ -183,6 +183,9 @@ class BatchTokenIDOutSlim(msgspec.Struct, array_like=True, frozen=True, tag="Bat
     output_top_logprobs_idx: list[list[list[int]]] = []
     matched_stops: list[int | None] = []
     """The stop or end-of-text token that ended the request."""
+    input_top_logprobs_val: list[list[list[float]]] = []
+    """As `input_token_logprobs_val`: the most probable tokens at each of those positions, best first."""
+    input_top_logprobs_idx: list[list[list[int]]] = []
 
     def check_columns(self) -> None:
         """Raise `WireError` when a column is neither as long as `rids` nor an absent extra column."""
