@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+import torch
 
 from tests.support.reference import greedy_choices, load_reference
 from tests.support.server import Server
@@ -95,3 +96,26 @@ def test_a_repeated_prompt_is_cached_and_gives_the_same_answer(
     assert stream[-1].usage.prompt_tokens_details.cached_tokens == cached
     assert cold.choices[0].message.content == warm.choices[0].message.content
     assert cold.choices[0].logprobs == warm.choices[0].logprobs, "cold and warm agree to the last bit"
+
+
+def test_logprobs_of_a_prompt_are_those_of_transformers_cold_or_warm(client: openai.OpenAI, model: str) -> None:
+    reference = load_reference(os.environ["TOKENSPEED_EMBEDDED_MODEL"])
+    prompt = "The quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 8
+    args = {"model": model, "prompt": prompt, "temperature": 0, "max_tokens": 4}
+    client.completions.create(**args)
+    echoed = client.completions.create(**args, echo=True, logprobs=2, extra_body={"return_token_ids": True}).choices[0]
+    assert echoed.logprobs and echoed.logprobs.token_logprobs and echoed.logprobs.tokens
+    ids = (echoed.model_extra or {})["prompt_token_ids"]
+    values = echoed.logprobs.token_logprobs[: len(ids)]
+    assert values[0] is None and "".join(echoed.logprobs.tokens[: len(ids)]) == prompt
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0].log_softmax(-1)
+    for position in range(1, len(ids)):
+        assert abs(values[position] - float(expected[position - 1, ids[position]])) < 1e-4
+    whole = client.completions.create(**args, extra_body={"prompt_logprobs": 2})
+    entries = (whole.choices[0].model_extra or {})["prompt_logprobs"]
+    told = [entry and entry[str(token)]["logprob"] for entry, token in zip(entries, ids, strict=True)]
+    assert told == values, "the same bits, whatever else was computed before"
+    stream = list(client.completions.create(**args, echo=True, logprobs=2, stream=True))
+    first = stream[0].choices[0]
+    assert first.text == prompt and first.logprobs and first.logprobs.token_logprobs == values

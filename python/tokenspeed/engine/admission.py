@@ -30,7 +30,6 @@ from tokenspeed.grammar import Compiled, GrammarCompiler
 from tokenspeed.sampling import ProcessorError, load_processor
 from tokenspeed_cc import RequestSpec, Scheduler
 
-
 _ALONE = -(2**62)
 """Below this, salts that no request shares: a prompt whose own tokens are scored is computed from its beginning."""
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tokenspeed.engine.pending import Done, OnThread, Pending
 from tokenspeed.engine.prompt_scores import PromptPiece
-from tokenspeed.engine.runner import ModelRunner, SampleOutput, Sampled, Scores, StepWork
+from tokenspeed.engine.runner import ModelRunner, Sampled, SampleOutput, Scores, StepWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,10 @@ def test_rows_rejections_and_load_share_one_batch_of_equal_columns() -> None:
         cached_tokens=[0, 2],
         matched_tokens=[-1, 6],
         logprobs=[None, TokenLogprobs([-0.5], [[-0.5, -1.5]], [[6, 9]])],
-        prompt_logprobs=[PromptLogprobs(0, [1, 2, 3], [None, -0.25, -2.0], [[], [-0.25], [-1.0]], [[], [2], [7]]), None],
+        prompt_logprobs=[
+            PromptLogprobs(0, [1, 2, 3], [None, -0.25, -2.0], [[], [-0.25], [-1.0]], [[], [2], [7]]),
+            None,
+        ],
         rejections=[Rejection("c", 400, "top_p", "invalid_value", "top_p is odd")],
         load=LOAD,
     )

@@ -111,8 +111,8 @@ class StepOutput:
     """What one settled step gave: a column per property, an element per request, all of equal length.
 
     token_ids: new tokens only. finish: "", "stop", "length" or "abort". completion_tokens: so far. matched_tokens:
-    the stop or end-of-text token that ended the request, else -1. logprobs, prompt_logprobs: None when nobody asked; the
-    latter come once, with a request's first tokens.
+    the stop or end-of-text token that ended the request, else -1. logprobs, prompt_logprobs: None when nobody asked;
+    the latter come once, with a request's first tokens.
     """
 
     rids: list[str]

@@ -265,3 +265,25 @@ def test_sampling_params_may_differ_by_prompt_but_must_be_as_many(start_engine: 
     assert [len(output.token_ids) for output in engine.generate(PROMPTS[:2], [short, long])] == [2, 5]
     with pytest.raises(RequestError, match="1 sampling_params for 2 prompts"):
         engine.generate(PROMPTS[:2], [short])
+
+
+def test_logprobs_of_a_prompt_do_not_depend_on_chunks_or_the_cache(start_engine: StartEngine) -> None:
+    prompt = [number * 13 % 300 for number in range(45)]
+    params = {"temperature": 0, "max_new_tokens": 3, "prompt_logprobs": 2, "logprobs": 2}
+    told = []
+    for chunk, depth in ((16, 1), (512, 0)):
+        engine = start_engine(chunked_prefill_size=chunk, overlap_depth=depth, max_num_seqs=4)
+        first, again = engine.generate([prompt], params)[0], engine.generate([prompt], {**params, "n": 2})[0]
+        assert first.prompt_logprobs == again.prompt_logprobs
+        later = engine.generate([prompt], {**params, "prompt_logprob_start": 30})[0]
+        assert first.prompt_logprobs is not None and later.prompt_logprobs == first.prompt_logprobs[30:]
+        told.append(first)
+    assert told[0].prompt_logprobs == told[1].prompt_logprobs
+    scores = told[0].prompt_logprobs
+    assert scores is not None and scores[0] is None and len(scores) == len(prompt)
+    assert [entry.token_id for entry in scores if entry] == prompt[1:]
+    # The generated tokens of one request, as the prompt of another, are worth the same.
+    output, logprobs = told[0].token_ids, told[0].logprobs
+    assert logprobs is not None
+    whole = start_engine(max_num_seqs=4).generate([prompt + output], params)[0].prompt_logprobs
+    assert whole is not None and whole[len(prompt) :] == logprobs

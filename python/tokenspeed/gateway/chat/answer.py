@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from tokenspeed.gateway.chat.choice import Choice, Piece, Tokens
-from tokenspeed.gateway.chat.format import Usage
+from tokenspeed.gateway.chat.format import PromptScore, Usage
 from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.reply import Reply
 from tokenspeed.gateway.http.errors import from_engine
@@ -96,6 +97,8 @@ class Answer:
         if index % self._job.candidates == 0:
             # Later choices of a prompt find it in the cache because the first one put it there.
             self._cached[index // self._job.candidates] = batch.cached_tokens[row]
+        if batch.input_token_logprobs_val and batch.input_token_logprobs_val[row]:
+            self._job.format.score_prompt(index // self._job.candidates, _prompt_scores(batch, row))
         piece = choice.feed(tokens)
         if piece.finish:
             self._num_open -= 1
@@ -140,6 +143,17 @@ def _tokens_of(batch: BatchTokenIDOutSlim, row: int, finish: str) -> Tokens:
         finish=finish,
         matched=matched,
     )
+
+
+def _prompt_scores(batch: BatchTokenIDOutSlim, row: int) -> list[PromptScore]:
+    ids, values = batch.input_token_logprobs_idx[row], batch.input_token_logprobs_val[row]
+    blank: list[Any] = [[]] * len(ids)
+    top_ids = batch.input_top_logprobs_idx[row] if batch.input_top_logprobs_idx else blank
+    top_values = batch.input_top_logprobs_val[row] if batch.input_top_logprobs_val else blank
+    return [
+        PromptScore(token, value, tuple(zip(tops, tops_values)))
+        for token, value, tops, tops_values in zip(ids, values, top_ids, top_values)
+    ]
 
 
 def _raise_if_refused(batch: BatchTokenIDOutSlim, row: int) -> None:

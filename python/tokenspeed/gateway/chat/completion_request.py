@@ -46,6 +46,18 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
     head = Head(f"cmpl-{request_id}", int(time.time()), model.name)
     if candidates > params.n and params.logprobs is None:
         params = replace(params, logprobs=0)  # what the candidates are compared by
+    if request.echo and request.logprobs is not None:
+        params = replace(params, prompt_logprobs=request.logprobs)
+    form = CompletionFormat(
+        head,
+        model.tokenizer,
+        usage,
+        request.logprobs is not None,
+        echoes,
+        ids,
+        params.n,
+        request.prompt_logprobs is not None,
+    )
     return Job(
         request_id=head.id,
         endpoint="completions",
@@ -63,7 +75,7 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
             logprobs=params.logprobs is not None,
         ),
         reply=None,
-        format=CompletionFormat(head, model.tokenizer, usage, request.logprobs is not None, echoes, ids),
+        format=form,
         stream=bool(request.stream),
     )
 
@@ -71,8 +83,6 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
 def _refuse_combinations(request: CompletionRequest) -> None:
     if request.suffix:
         raise invalid("suffix", "unsupported_parameter", "suffix is not supported: text is only generated at the end")
-    if request.echo and request.logprobs is not None:
-        raise invalid("echo", "unsupported_parameter", "echo with logprobs is not supported: no prompt logprobs")
 
 
 def _candidates(request: CompletionRequest, n: int) -> int:

@@ -56,6 +56,7 @@ class SamplingFields(ConstraintFields, frozen=True, kw_only=True):
     bad_words_ids: list[list[int]] | None = None
     custom_logit_processor: str | None = None
     custom_params: dict[str, Any] | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
@@ -97,7 +98,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "vllm_xargs": (({},), "custom logit processors are not available"),
     "logprob_token_ids": (([],), "logprobs of chosen tokens are not available"),
     "token_ids_logprob": (([],), "logprobs of chosen tokens are not available"),
-    "prompt_logprobs": ((0, False), "prompt logprobs are not available"),
     "logprob_start_len": ((-1,), "prompt logprobs are not available"),
     "return_hidden_states": ((False,), "hidden states are not available"),
     "input_embeds": ((), "prompts are text or token ids"),
@@ -212,6 +212,7 @@ def sampling_params(fields: SamplingFields, tokenizer: Tokenizer, logprobs: int 
         custom_logit_processor=fields.custom_logit_processor,
         custom_params=fields.custom_params,
         logprobs=logprobs,
+        prompt_logprobs=_prompt_logprobs(fields, logprobs),
         include_stop_str_in_output=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
     )
 
@@ -241,6 +242,20 @@ def usage_options(fields: SamplingFields) -> UsageOptions:
     """`stream_options` as a format reads them."""
     options = fields.stream_options or StreamOptions()
     return UsageOptions(options.include_usage or options.continuous_usage_stats, options.continuous_usage_stats)
+
+
+def _prompt_logprobs(fields: SamplingFields, logprobs: int | None) -> int | None:
+    """The lane has one number of alternatives for prompt and output."""
+    asked = fields.prompt_logprobs
+    if asked is None:
+        return None
+    if fields.stream:
+        message = "prompt_logprobs is not available in a stream"
+        raise invalid("prompt_logprobs", "unsupported_parameter", message)
+    if logprobs is not None and logprobs != asked:
+        message = f"prompt_logprobs must be the number of alternatives of the output's logprobs, {logprobs}"
+        raise invalid("prompt_logprobs", "invalid_value", message)
+    return asked
 
 
 def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -71,11 +71,23 @@ class UsageOptions:
 CountTokens = Callable[[], Usage]
 
 
+@dataclass(frozen=True)
+class PromptScore:
+    """A token of the prompt with its natural-log probability (None for the first) and the best alternatives."""
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+
+
 class Format(Protocol):
     """One API's way to write an answer. `count` gives the tokens so far; counting costs, so it is called at need."""
 
     def opening(self, choice: int, count: CountTokens) -> bytes:
         """Events before the first text of a choice."""
+
+    def score_prompt(self, prompt: int, scores: Sequence[PromptScore]) -> None:
+        """What the tokens of a prompt are worth; comes before the first text of its choices, where it was asked for."""
 
     def events(self, choice: int, piece: Piece, count: CountTokens) -> bytes:
         """Events for a piece."""
@@ -101,11 +113,37 @@ class _Base:
         self._tokenizer = tokenizer
         self._returns_ids = False
         self._extra: dict[str, Any] = {}
+        self._prompt_scores: dict[int, Sequence[PromptScore]] = {}
         self._created, self._id, self._model = head.created_s, head.id, head.model
         fields = {"id": head.id, "object": self.chunk_object, "created": head.created_s, "model": head.model}
         self._start = b"data: " + encode_json(fields)[:-1] + b',"choices":['
         # A client that asked for usage expects the key in every event.
         self._no_usage = b"]" + (b',"usage":null' if usage.at_end else b"") + b"}\n\n"
+
+    def score_prompt(self, prompt: int, scores: Sequence[PromptScore]) -> None:
+        """Kept until the prompt's choices are written."""
+        self._prompt_scores[prompt] = scores
+
+    def _prompt_logprobs(self, prompt: int) -> list[dict[str, Any] | None]:
+        """As vLLM has it: a mapping a token from ids to their logprobs, the token's own first."""
+        entries: list[dict[str, Any] | None] = []
+        for score in self._prompt_scores.get(prompt, ()):
+            if score.logprob is None:
+                entries.append(None)
+                continue
+            ranks = {token: rank for rank, (token, _) in enumerate(score.top, 1)}
+            values = {score.token_id: score.logprob} | dict(score.top)
+            entries.append(
+                {
+                    str(token): {
+                        "logprob": value,
+                        "rank": ranks.get(token),
+                        "decoded_token": self._tokenizer.token_text(token),
+                    }
+                    for token, value in values.items()
+                }
+            )
+        return entries
 
     def _close(self, count: CountTokens) -> bytes:
         return b'],"usage":' + count().as_json() + b"}\n\n" if self._usage.always else self._no_usage
@@ -128,8 +166,13 @@ class _Base:
             "choices": [self._choice(i, piece) for i, piece in enumerate(pieces)],
             "usage": msgspec.Raw(usage.as_json()),
             **self._extra,
+            **self._of_prompt(),
         }
         return encode_json(body)
+
+    def _of_prompt(self) -> dict[str, Any]:
+        """What the whole answer says of its one prompt."""
+        return {}
 
     def _has_delta(self, piece: Piece) -> bool:
         return bool(piece.text or piece.logprobs or (self._returns_ids and piece.token_ids))
@@ -162,6 +205,9 @@ class ChatFormat(_Base):
         self._returns_ids = prompt_ids is not None
         if prompt_ids is not None:
             self._extra = {"prompt_token_ids": prompt_ids}
+
+    def _of_prompt(self) -> dict[str, Any]:
+        return {"prompt_logprobs": self._prompt_logprobs(0)} if self._prompt_scores else {}
 
     def opening(self, choice: int, count: CountTokens) -> bytes:
         """The delta that names the role."""
@@ -292,19 +338,30 @@ class CompletionFormat(_Base):
         logprobs: bool,
         echoes: Sequence[str],
         prompt_ids: Sequence[Sequence[int]] | None,
+        n: int,
+        prompt_logprobs: bool,
     ) -> None:
-        """prompt_ids: the prompt's tokens of each choice where the client asked for token ids, else None."""
+        """prompt_ids: the prompt's tokens of each choice where the client asked for token ids, else None.
+        n: choices a prompt. prompt_logprobs: whether each choice tells its prompt's, beside those of an echo."""
         super().__init__(head, tokenizer, usage)
         self._logprobs = logprobs
         self._echoes = echoes
         self._prompt_ids = prompt_ids
         self._returns_ids = prompt_ids is not None
+        self._n = n
+        self._tells_prompt = prompt_logprobs
 
     def opening(self, choice: int, count: CountTokens) -> bytes:
         """The echo of the prompt, if it was asked for."""
         echo = self._echoes[choice]
         ids = b"" if self._prompt_ids is None else b',"prompt_token_ids":' + encode_json(self._prompt_ids[choice])
-        return self._event(choice, echo, b"null" + ids, count) if echo or ids else b""
+        scored = self._echoed(choice)
+        logprobs = encode_json(self._columns(choice, scored)) if scored else b"null"
+        return self._event(choice, echo, logprobs + ids, count) if echo or ids else b""
+
+    def _echoed(self, choice: int) -> list[TokenLogprob | PromptScore]:
+        """The prompt's tokens, where both the echo and logprobs were asked for."""
+        return list(self._prompt_scores.get(choice // self._n, ())) if self._echoes[choice] and self._logprobs else []
 
     def events(self, choice: int, piece: Piece, count: CountTokens) -> bytes:
         """A text event when there is any, and the finish event at the end."""
@@ -339,10 +396,11 @@ class CompletionFormat(_Base):
         return {
             "index": index,
             "text": self._echoes[index] + piece.text,
-            "logprobs": self._columns(index, piece.logprobs) if self._logprobs else None,
+            "logprobs": self._columns(index, [*self._echoed(index), *piece.logprobs]) if self._logprobs else None,
             "finish_reason": piece.finish,
             "matched_stop": piece.matched,
             **self._choice_ids(index, piece),
+            **({"prompt_logprobs": self._prompt_logprobs(index // self._n)} if self._tells_prompt else {}),
         }
 
     def _choice_ids(self, index: int, piece: Piece) -> dict[str, Any]:
@@ -350,16 +408,26 @@ class CompletionFormat(_Base):
             return {}
         return {"prompt_token_ids": self._prompt_ids[index], "token_ids": piece.token_ids}
 
-    def _columns(self, choice: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _columns(self, choice: int, logprobs: Sequence[TokenLogprob | PromptScore]) -> dict[str, Any]:
         text_of = self._tokenizer.token_text
-        tops = [
-            # The sampled token is there too, as OpenAI's API has it, also when it is not among the best.
-            {text_of(entry.token_id): entry.logprob} | {text_of(token): logprob for token, logprob in entry.top}
-            for entry in logprobs
-        ]
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        echoed = 0
+        for entry in logprobs:
+            if isinstance(entry, TokenLogprob):
+                offsets.append(len(self._echoes[choice]) + entry.offset)
+            else:
+                offsets.append(echoed)
+                echoed += len(text_of(entry.token_id))
+            if entry.logprob is None:
+                tops.append(None)
+                continue
+            # The token itself is there too, as OpenAI's API has it, also when it is not among the best.
+            own = {text_of(entry.token_id): entry.logprob}
+            tops.append(own | {text_of(token): logprob for token, logprob in entry.top})
         return {
             "tokens": [text_of(entry.token_id) for entry in logprobs],
             "token_logprobs": [entry.logprob for entry in logprobs],
             "top_logprobs": tops if any(entry.top for entry in logprobs) else None,
-            "text_offset": [len(self._echoes[choice]) + entry.offset for entry in logprobs],
+            "text_offset": offsets,
         }

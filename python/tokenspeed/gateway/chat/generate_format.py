@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenspeed.gateway.chat.choice import Piece, TokenLogprob
-from tokenspeed.gateway.chat.format import CountTokens, Usage, encode_json
+from tokenspeed.gateway.chat.format import CountTokens, PromptScore, Usage, encode_json
 from tokenspeed.gateway.http.errors import ApiError
 from tokenspeed.gateway.text.tokenizer import Tokenizer
 
@@ -52,10 +52,15 @@ class GenerateFormat:
         self._tokenizer = tokenizer
         self._started_s = time.monotonic()
         self._told = [_Told() for _ in shape.ids]
+        self._prompt_scores: dict[int, Sequence[PromptScore]] = {}
 
     def opening(self, choice: int, count: CountTokens) -> bytes:
         """Nothing comes before the first text."""
         return b""
+
+    def score_prompt(self, prompt: int, scores: Sequence[PromptScore]) -> None:
+        """Kept for the objects of the prompt's choices."""
+        self._prompt_scores[prompt] = scores
 
     def events(self, choice: int, piece: Piece, count: CountTokens) -> bytes:
         """The choice so far."""
@@ -85,10 +90,10 @@ class GenerateFormat:
             told.logprobs.append(self._entry(entry.token_id, entry.logprob))
             told.tops.append(self._tops(entry))
 
-    def _tops(self, entry: TokenLogprob) -> list[list[Any]]:
+    def _tops(self, entry: TokenLogprob | PromptScore) -> list[list[Any]]:
         return [self._entry(token_id, logprob) for token_id, logprob in entry.top]
 
-    def _entry(self, token_id: int, logprob: float) -> list[Any]:
+    def _entry(self, token_id: int, logprob: float | None) -> list[Any]:
         return [logprob, token_id, self._tokenizer.token_text(token_id) if self._shape.logprobs else None]
 
     def _object(self, choice: int, piece: Piece, usage: Usage) -> dict[str, Any]:
@@ -104,6 +109,10 @@ class GenerateFormat:
         if shape.logprobs is not None:
             info["output_token_logprobs"] = told.logprobs
             info["output_top_logprobs"] = told.tops if shape.num_top else None
+        scores = self._prompt_scores.get(choice // shape.n)
+        if scores is not None:
+            info["input_token_logprobs"] = [self._entry(score.token_id, score.logprob) for score in scores]
+            info["input_top_logprobs"] = list(map(self._tops, scores)) if shape.num_top else None
         result: dict[str, Any] = {"text": told.text, "output_ids": told.token_ids, "meta_info": info}
         return {"index": choice, **result} if shape.batched else result
 

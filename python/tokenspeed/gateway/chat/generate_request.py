@@ -7,6 +7,7 @@ in a text completion. A list of prompts is answered by a list.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -52,13 +53,16 @@ async def generate_job(body: bytes, model: ServedModel, request_id: str) -> Job:
 
 async def _job(request: GenerateRequest, model: ServedModel, request_id: str) -> Job:
     model.check_name(request.model)
-    if request.logprob_start_len not in (None, -1):
-        raise invalid("logprob_start_len", "unsupported_parameter", "only logprobs of the output (-1) are given here")
+    start = -1 if request.logprob_start_len is None else request.logprob_start_len
+    if start < -1:
+        raise invalid("logprob_start_len", "invalid_value", "logprob_start_len is -1 or a position in the prompt")
     fields = _sampling_fields(request)
     num_top = request.top_logprobs_num or 0
     asked_top = num_top if request.return_logprob else None
     params = sampling_params(fields, model.tokenizer, asked_top)
     check_params(params, fields, model.tokenizer.size, model.max_model_len)
+    if request.return_logprob and start >= 0:
+        params = replace(params, prompt_logprobs=num_top, prompt_logprob_start=start)
     prompts, batched = await _prompts(request, model)
     check_room(fields, prompts, _source(request), model.tokenizer.size, model.max_model_len)
     rid = request.rid or request_id
@@ -96,6 +100,9 @@ def _sampling_fields(request: GenerateRequest) -> SamplingFields:
         if name not in known and value is not None:
             where = f"sampling_params.{name}"
             raise invalid(where, "unsupported_parameter", f"{where} is not supported")
+    if given.get("prompt_logprobs") is not None:
+        where = "sampling_params.prompt_logprobs"
+        raise invalid(where, "unsupported_parameter", f"{where}: use return_logprob with logprob_start_len")
     if given.get("spaces_between_special_tokens") is False:
         where = "sampling_params.spaces_between_special_tokens"
         raise invalid(where, "unsupported_parameter", f"{where}: text is returned as the model wrote it")

@@ -23,6 +23,7 @@ from tokenspeed.gateway.http.errors import from_request_error
 from tokenspeed.rpc.lane.wire import (
     GREEDY_TEMPERATURE,
     TOP_K_OFF,
+    MoreSamplingParamsWire,
     PlainGenerateReqInput,
     SamplingParamsWire,
     TokenizedGenerateReqInput,
@@ -85,7 +86,8 @@ class Job:
         return [draw.randint(0, SEED_MAX) for _ in self.prompts]
 
     def _request(self, rid: str, prompt: Sequence[int], sampling: SamplingParamsWire) -> Request:
-        wants = self.rules.logprobs
+        params = self.params
+        wants = self.rules.logprobs or params.prompt_logprobs is not None
         plain = PlainGenerateReqInput(
             rid=rid,
             http_worker_ipc=None,
@@ -93,8 +95,8 @@ class Job:
             input_ids=list(prompt),
             sampling_params=sampling,
             return_logprob=wants,
-            logprob_start_len=-1,
-            top_logprobs_num=(self.params.logprobs or 0) if wants else 0,
+            logprob_start_len=-1 if params.prompt_logprobs is None else params.prompt_logprob_start,
+            top_logprobs_num=max(params.logprobs or 0, params.prompt_logprobs or 0),
             token_ids_logprob=None,
             stream=self.stream,
         )
@@ -120,7 +122,7 @@ def check_room(
 def to_wire(params: SamplingParams, seed: int, max_new_tokens: int) -> SamplingParamsWire:
     """The positional form of `params` in the lane's normal form. Stop strings stay with the gateway."""
     greedy = params.temperature < GREEDY_TEMPERATURE
-    return SamplingParamsWire(
+    plain = SamplingParamsWire(
         max_new_tokens=max_new_tokens,
         stop=None,
         stop_token_ids=list(params.stop_token_ids) or None,
@@ -150,6 +152,11 @@ def to_wire(params: SamplingParams, seed: int, max_new_tokens: int) -> SamplingP
         stop_strs=[],
         stop_str_max_len=0,
         is_normalized=True,
+    )
+    if not (params.allowed_token_ids or params.bad_token_ids or params.reasoning_end):
+        return plain
+    return MoreSamplingParamsWire(
+        **{name: getattr(plain, name) for name in plain.__struct_fields__},
         allowed_token_ids=list(params.allowed_token_ids) or None,
         bad_token_ids=[list(sequence) for sequence in params.bad_token_ids] or None,
         reasoning_end=params.reasoning_end,

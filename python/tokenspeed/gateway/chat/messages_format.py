@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tokenspeed.gateway.chat.choice import Piece
-from tokenspeed.gateway.chat.format import CountTokens, Head, Usage, encode_json
+from tokenspeed.gateway.chat.format import CountTokens, Head, PromptScore, Usage, encode_json
 from tokenspeed.gateway.http.errors import ApiError
 from tokenspeed.gateway.text.parse.events import CallArguments, CallStart, Event, Text, Thought
 
@@ -43,6 +43,9 @@ class MessagesFormat:
         """`message_start`, with what is known of the prompt."""
         message = self._message([], None, None, _usage(count(), 0))
         return _event("message_start", {"message": message}) + _event("ping", {})
+
+    def score_prompt(self, prompt: int, scores: Sequence[PromptScore]) -> None:
+        """This API has no logprobs; nobody asks for them."""
 
     def events(self, choice: int, piece: Piece, count: CountTokens) -> bytes:
         """Blocks of the piece; the end is only noted, because `ending` tells it with the final count."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenspeed.gateway.chat.choice import Piece
-from tokenspeed.gateway.chat.format import CountTokens, Usage, encode_json
+from tokenspeed.gateway.chat.format import CountTokens, PromptScore, Usage, encode_json
 from tokenspeed.gateway.http.errors import ApiError
 from tokenspeed.gateway.responses.items import Item, new_id
 from tokenspeed.gateway.text.parse.events import CallArguments, CallStart, Event, Text, Thought
@@ -36,6 +36,9 @@ class ResponsesFormat:
         return self._event("response.created", response=self.body) + self._event(
             "response.in_progress", response=self.body
         )
+
+    def score_prompt(self, prompt: int, scores: Sequence[PromptScore]) -> None:
+        """This API has no logprobs of prompts; nobody asks for them."""
 
     def events(self, choice: int, piece: Piece, count: CountTokens) -> bytes:
         """Deltas of the piece; the end is told by `ending`."""

@@ -37,7 +37,7 @@ class WireError(ValueError):
 
 
 class SamplingParamsWire(msgspec.Struct, array_like=True, frozen=True):
-    """The positional sampling fields of a request, in normalised form."""
+    """The 29 positional sampling fields of a request, in normalised form."""
 
     max_new_tokens: int | None
     stop: list[str] | str | None
@@ -68,7 +68,11 @@ class SamplingParamsWire(msgspec.Struct, array_like=True, frozen=True):
     stop_strs: list[str] | str | None
     stop_str_max_len: int
     is_normalized: bool
-    # Columns of ours behind the 29 that every peer knows; an older peer reads its prefix.
+
+
+class MoreSamplingParamsWire(SamplingParamsWire, array_like=True, frozen=True):
+    """With columns of ours behind the 29 that every peer knows. Sent only where they say something."""
+
     allowed_token_ids: list[int] | None = None
     bad_token_ids: list[list[int]] | None = None
     reasoning_end: str | None = None
@@ -81,7 +85,7 @@ class TokenizedGenerateReqInput(msgspec.Struct, array_like=True, frozen=True, ta
     http_worker_ipc: str | None
     input_text: str | None
     input_ids: list[int]
-    sampling_params: SamplingParamsWire
+    sampling_params: MoreSamplingParamsWire
     return_logprob: bool
     logprob_start_len: int
     """First prompt position whose logprob is asked for; -1 asks for none."""
@@ -258,7 +262,7 @@ def default_layouts() -> dict[str, list[str]]:
     """The positional layouts that our engines declare: every column of every array-like message."""
     return {
         "TokenizedGenerateReqInput": _layout(TokenizedGenerateReqInput),
-        "SamplingParams": _layout(SamplingParamsWire),
+        "SamplingParams": _layout(MoreSamplingParamsWire),
         "BatchTokenIDOutSlim": _layout(BatchTokenIDOutSlim),
         "ControlReplySlim": _layout(ControlReplySlim),
     }

@@ -60,10 +60,21 @@ def test_a_request_has_the_pinned_bytes_and_comes_back_whole() -> None:
     assert frames[1].hex() == ADD_HEX
     message = wire.decode_engine_message(frames)
     assert isinstance(message, wire.AddRequest)
-    assert msgspec.structs.asdict(message.request) | msgspec.structs.asdict(ADD) == msgspec.structs.asdict(
-        message.request
-    )
+    read, sent = msgspec.structs.asdict(message.request), msgspec.structs.asdict(ADD)
+    params, plain = read.pop("sampling_params"), sent.pop("sampling_params")
+    assert read | sent == read
+    assert msgspec.structs.asdict(params) | msgspec.structs.asdict(plain) == msgspec.structs.asdict(params)
     assert message.aux == []
+
+
+def test_sampling_columns_of_ours_stand_behind_those_that_every_peer_knows() -> None:
+    plain = {name: getattr(ADD.sampling_params, name) for name in ADD.sampling_params.__struct_fields__}
+    more = wire.MoreSamplingParamsWire(**plain, allowed_token_ids=[5], bad_token_ids=[[1, 2]], reasoning_end="</t>")
+    array = msgspec.msgpack.decode(wire.encode(more))
+    assert array[:29] == msgspec.msgpack.decode(wire.encode(ADD.sampling_params)) and len(array) == 32
+    frames = wire.encode_request(msgspec.structs.replace(ADD, sampling_params=more))
+    message = wire.decode_engine_message(frames)
+    assert isinstance(message, wire.AddRequest) and message.request.sampling_params == more
 
 
 def test_an_abort_has_the_pinned_bytes() -> None:
@@ -193,7 +204,8 @@ def test_a_ready_response_sends_no_key_that_has_nothing_to_say() -> None:
 
 def test_our_layouts_declare_every_column_in_order() -> None:
     layouts = wire.default_layouts()
-    assert len(layouts["SamplingParams"]) == 29
+    assert tuple(layouts["SamplingParams"][:29]) == wire.SamplingParamsWire.__struct_fields__
+    assert layouts["SamplingParams"][29:] == ["allowed_token_ids", "bad_token_ids", "reasoning_end"]
     assert layouts["BatchTokenIDOutSlim"][13:17] == [
         "input_token_logprobs_val",
         "input_token_logprobs_idx",
