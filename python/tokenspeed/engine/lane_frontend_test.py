@@ -13,7 +13,7 @@ from tokenspeed.engine.lane_frontend import to_add, to_batch
 from tokenspeed.engine.messages import LoadNumbers, PromptLogprobs, Rejection, StepOutput, TokenLogprobs
 from tokenspeed.rpc.lane import wire
 
-SAMPLING = wire.SamplingParamsWire(
+SAMPLING = wire.MoreSamplingParamsWire(
     max_new_tokens=16,
     stop=None,
     stop_token_ids=[7],
