@@ -53,6 +53,8 @@ struct TransferTicket {
   std::vector<BlockRef> host_targets = {};
   std::vector<HostKey> keys = {};
   std::vector<HostPin> host_sources = {};
+  int32_t num_tokens = 0;   // of a load: how far the request's KV is there when it is done
+  int32_t layers_done = 0;  // of a load
 
   bool ReturnsBlocks() const { return estate.has_value() || !device_sources.empty(); }
 };
@@ -70,6 +72,7 @@ class TransferTable {
     const auto found = in_flight_.find(id);
     return found == in_flight_.end() ? nullptr : &found->second;
   }
+  bool Contains(int64_t id) const { return in_flight_.contains(id); }
   TransferTicket Take(int64_t id) { return std::move(in_flight_.extract(id).mapped()); }
   std::vector<Transfer> TakeFresh() { return std::exchange(fresh_, {}); }
 

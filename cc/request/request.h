@@ -62,6 +62,7 @@ struct Request {
   int32_t settled = 0;
   int32_t rows_in_flight = 0;
   int32_t samples_in_flight = 0;
+  int32_t num_void_rows = 0;  // rows in flight that computed on a load that failed
   int32_t slack = 0;  // drafts in flight: `scheduled` may turn out to be less by as many
   // The recurrent state: how many tokens it covers as far as settled (-1: not known), in which of
   // the request's state blocks, and in which the next row finds it (-1: only the device knows).

@@ -73,8 +73,9 @@ struct Admit {  // room was found: slot, shared prefix, private blocks
 struct Restore {  // as Admit, and blocks of the prefix are being loaded from the host tier
   Residence home;
 };
-struct Restored {};
-struct RestoreFailed {};
+struct LayersReady {};    // enough layers are loaded for a step to run behind the load
+struct Restored {};       // all of it is here
+struct RestoreFailed {};  // what was to be loaded has to be computed
 struct Receive {  // as Admit, and a prefill engine fills the blocks
   Residence home;
 };

@@ -17,8 +17,17 @@ inline Prefilling On(Retracted&&, event::Admit e) { return Prefilling(std::move(
 
 inline Restoring On(Submitted&&, event::Restore e) { return Restoring(std::move(e.home)); }
 inline Restoring On(Retracted&&, event::Restore e) { return Restoring(std::move(e.home)); }
+inline Prefilling On(Restoring&& s, event::LayersReady) { return Prefilling(std::move(s.home)); }
 inline Prefilling On(Restoring&& s, event::Restored) { return Prefilling(std::move(s.home)); }
 inline Departure<Retracted> On(Restoring&& s, event::RestoreFailed) {
+  return {{}, std::move(s.home)};
+}
+
+// Its rows were launched behind the load and computed on rubbish: it starts again.
+inline Departure<Retracted> On(Prefilling&& s, event::RestoreFailed) {
+  return {{}, std::move(s.home)};
+}
+inline Departure<Retracted> On(AwaitingFirstToken&& s, event::RestoreFailed) {
   return {{}, std::move(s.home)};
 }
 

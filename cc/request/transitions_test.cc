@@ -16,18 +16,18 @@ constexpr int _ = kNoTransition;
 enum : int { kSubm, kRest, kRemo, kPref, kAwai, kDeco, kSend, kRetr, kFing, kDone };
 
 // The whole truth: a row a state, a column an event. A pair that is _ here does not compile in the code.
-constexpr int kExpected[10][15] = {
-    //                        Admit  Restore Restored R.Failed Receive Received PromptS. TokenS. Send   Sent   PeerF. Retract Complete Abort  Drained
-    /* Submitted          */ {kPref, kRest,  _,       _,       kRemo,  _,       _,       _,      _,     _,     _,     _,      _,       kDone, _},
-    /* Restoring          */ {_,     _,      kPref,   kRetr,   _,      _,       _,       _,      _,     _,     _,     _,      _,       kFing, _},
-    /* RemotePrefilling   */ {_,     _,      _,       _,       _,      kAwai,   _,       _,      _,     _,     kFing, _,      _,       kFing, _},
-    /* Prefilling         */ {_,     _,      _,       _,       _,      _,       kAwai,   _,      _,     _,     _,     kRetr,  _,       kFing, _},
-    /* AwaitingFirstToken */ {_,     _,      _,       _,       _,      _,       _,       kDeco,  kSend, _,     _,     kRetr,  kFing,   kFing, _},
-    /* Decoding           */ {_,     _,      _,       _,       _,      _,       _,       kDeco,  _,     _,     _,     kRetr,  kFing,   kFing, _},
-    /* Sending            */ {_,     _,      _,       _,       _,      _,       _,       _,      _,     kFing, kFing, _,      _,       kFing, _},
-    /* Retracted          */ {kPref, kRest,  _,       _,       _,      _,       _,       kRetr,  _,     _,     _,     _,      kFing,   kFing, _},
-    /* Finishing          */ {_,     _,      _,       _,       _,      _,       _,       _,      _,     _,     _,     _,      _,       _,     kDone},
-    /* Finished           */ {_,     _,      _,       _,       _,      _,       _,       _,      _,     _,     _,     _,      _,       _,     _},
+constexpr int kExpected[10][16] = {
+    //                        Admit  Restore Layers. Restored R.Failed Receive Received PromptS. TokenS. Send   Sent   PeerF. Retract Complete Abort  Drained
+    /* Submitted          */ {kPref, kRest,  _,      _,       _,       kRemo,  _,       _,       _,      _,     _,     _,     _,      _,       kDone, _},
+    /* Restoring          */ {_,     _,      kPref,  kPref,   kRetr,   _,      _,       _,       _,      _,     _,     _,     _,      _,       kFing, _},
+    /* RemotePrefilling   */ {_,     _,      _,      _,       _,       _,      kAwai,   _,       _,      _,     _,     kFing, _,      _,       kFing, _},
+    /* Prefilling         */ {_,     _,      _,      _,       kRetr,   _,      _,       kAwai,   _,      _,     _,     _,     kRetr,  _,       kFing, _},
+    /* AwaitingFirstToken */ {_,     _,      _,      _,       kRetr,   _,      _,       _,       kDeco,  kSend, _,     _,     kRetr,  kFing,   kFing, _},
+    /* Decoding           */ {_,     _,      _,      _,       _,       _,      _,       _,       kDeco,  _,     _,     _,     kRetr,  kFing,   kFing, _},
+    /* Sending            */ {_,     _,      _,      _,       _,       _,      _,       _,       _,      _,     kFing, kFing, _,      _,       kFing, _},
+    /* Retracted          */ {kPref, kRest,  _,      _,       _,       _,      _,       _,       kRetr,  _,     _,     _,     _,      kFing,   kFing, _},
+    /* Finishing          */ {_,     _,      _,      _,       _,       _,      _,       _,       _,      _,     _,     _,     _,      _,       _,     kDone},
+    /* Finished           */ {_,     _,      _,      _,       _,       _,      _,       _,       _,      _,     _,     _,     _,      _,       _,     _},
 };
 // clang-format on
 

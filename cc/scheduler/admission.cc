@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <ranges>
 #include <utility>
 
 #include "cc/base/containers.h"
@@ -89,7 +90,7 @@ bool Scheduler::Admit(Draft& draft, Request& request) {
   request.scheduled = num_cached;
   request.settled = incoming.empty() ? num_cached : num_here;
   const int32_t chunk = ChunkOf(draft, request);
-  const bool runs_now = incoming.empty();
+  const bool runs_now = incoming.empty() || (!receives && config_.load_lead_layers == 0);
   if (runs_now && cache_.num_groups() > 1 && !cache_.Grow(*home, num_cached + chunk)) return false;
 
   MoveInto(request, num_cached);
@@ -99,6 +100,7 @@ bool Scheduler::Admit(Draft& draft, Request& request) {
   } else if (!incoming.empty()) {
     AdvanceAny<Submitted, Retracted>(request, event::Restore{std::move(*home)});
     StartLoad(request, incoming);
+    if (runs_now) RunBehindLoad(request);
   } else {
     AdvanceAny<Submitted, Retracted>(request, event::Admit{std::move(*home)});
     prefilling_.push_back(&request);
@@ -184,8 +186,12 @@ void Scheduler::Retract(Request& request) {
 }
 
 Request* Scheduler::YoungestResident() const {
-  Request* youngest = decoding_.empty() ? nullptr : decoding_.back();
+  // What a load writes to cannot be taken away.
+  const auto can_go = [](const Request* request) { return request->transfer < 0; };
+  const auto last = std::ranges::find_if(std::views::reverse(decoding_), can_go);
+  Request* youngest = last == decoding_.rend() ? nullptr : *last;
   for (Request* request : prefilling_) {
+    if (!can_go(request)) continue;
     if (youngest == nullptr || youngest->key < request->key) youngest = request;
   }
   return youngest;

@@ -143,6 +143,8 @@ Status Validate(const SchedulerConfig& config) {
       {"verify_width", config.verify_width, 1, kMaxSteps},
       {"max_decode_gap_tokens", config.max_decode_gap_tokens, 1, kMaxTokens},
       {"num_host_blocks", config.num_host_blocks, 0, kMaxBlocks},
+      {"num_layers", config.num_layers, 1, kMaxSteps},
+      {"load_lead_layers", config.load_lead_layers, 0, config.num_layers},
       {"overlap_depth", config.overlap_depth, 0, kMaxSteps},
   };
   for (const auto& [field, value, least, most] : ranges) {

@@ -33,6 +33,8 @@ struct SchedulerConfig {
   Role role;
   int32_t num_host_blocks;         // of the host tier; 0: there is none
   std::vector<CacheGroup> groups;  // the first one keeps the full history
+  int32_t num_layers;        // in which loads from the host tier are told to proceed; 1: as a whole
+  int32_t load_lead_layers;  // so many must be loaded before a step may run behind the load
 };
 
 Status Validate(const SchedulerConfig& config);

@@ -96,6 +96,7 @@ bool Scheduler::EnsureRoom(Request& request, int32_t num_tokens) {
     // step.
     if (BlocksWillReturn()) return false;
     Request* victim = YoungestResident();
+    if (victim == nullptr) return false;  // all that are left wait for a load
     Retract(*victim);
     if (victim == &request) return false;
   }
@@ -129,6 +130,7 @@ bool Scheduler::MakeRoomForPrefill(const Draft& draft, Request& request, int32_t
     // Somebody else moves or gives blocks back: then this one can wait.
     if (!draft.rows.empty() || !tickets_.empty() || BlocksWillReturn()) return false;
     Request* victim = YoungestResident();
+    if (victim == nullptr) return false;
     Retract(*victim);
     if (victim == &request) return false;
   }
@@ -210,6 +212,7 @@ void Scheduler::AddRow(Draft& draft, Request& request, RowShape shape) {
     plan.new_slot_request_ids.push_back(request.id.value());
     TakeCopies(draft, request);
   }
+  if (request.transfer >= 0) NoteWait(draft, request);
   draft.rows.push_back({&request, shape.query_len, shape.samples, shape.decodes});
   plan.num_decode_rows += shape.decodes ? 1 : 0;
   draft.num_tokens += shape.query_len;
@@ -234,6 +237,11 @@ void Scheduler::TakeCopies(Draft& draft, Request& request) {
     if (copy.group == 0) draft.copy_sources.push_back(std::move(start.tail));
   }
   std::ranges::move(start.sides, std::back_inserter(draft.side_sources));
+}
+
+void Scheduler::NoteWait(Draft& draft, const Request& request) {
+  const TransferTicket& load = *transfers_.Find(request.transfer);
+  draft.plan->load_waits.push_back({request.transfer, load.layers_done});
 }
 
 std::shared_ptr<const Plan> Scheduler::Launch(Draft draft) {

@@ -31,6 +31,14 @@ struct GroupPlan {
   std::vector<int32_t> state_columns;
 };
 
+// A load that a step runs behind: before it computes layer l >= `layers_done`, layer l of the
+// transfer must be there.
+struct LoadWait {
+  int64_t transfer_id;
+  int64_t layers_done;
+};
+static_assert(sizeof(LoadWait) == 2 * sizeof(int64_t), "exported as int64[W, 2]");
+
 // One step. Rows are decodes first, then prefill chunks; all row arrays have equal length.
 struct Plan {
   int64_t step_id = -1;
@@ -47,6 +55,7 @@ struct Plan {
   std::vector<BlockCopy> block_copies;
   std::vector<TableUpdate> table_updates;
   std::vector<GroupPlan> groups;  // from group 1 on
+  std::vector<LoadWait> load_waits;
 
   int32_t num_rows() const { return static_cast<int32_t>(request_ids.size()); }
 };

@@ -61,6 +61,8 @@ class Scheduler {
   // Copies to carry out, each told once, in order. To be taken after every MakePlan and Settle,
   // whatever they returned.
   std::vector<Transfer> TakeTransfers() { return transfers_.TakeFresh(); }
+  // Says how many layers of a load are there; more than before, and a request may run behind it.
+  Status ProgressTransfer(int64_t id, int32_t layers_done);
   // Says how a transfer went, in any order. `first_token` counts for a receive that went well.
   Result<std::shared_ptr<const Outcome>> SettleTransfer(int64_t id, bool ok, int32_t first_token);
 
@@ -142,6 +144,9 @@ class Scheduler {
   void StartSend(Request& request);
   void SettleStore(TransferTicket ticket, bool ok);
   void SettleLoad(TransferTicket ticket, bool ok);
+  void RestartWithoutLoad(Request& request);
+  void RunBehindLoad(Request& request);
+  void NoteWait(Draft& draft, const Request& request);
   void SettleRemote(TransferTicket ticket, bool ok, int32_t first_token, Outcome& outcome);
   void AcceptRemoteToken(Request& request, int32_t token, Outcome& outcome);
 

@@ -27,6 +27,11 @@ Status Scheduler::ValidateResult(StepId step, const StepResult& result) const {
                            std::to_string(ticket.plan->step_id) + " is next, got step " +
                            std::to_string(step.value()));
   }
+  for (const LoadWait& wait : ticket.plan->load_waits) {
+    if (!transfers_.Contains(wait.transfer_id)) continue;
+    return Status::Invalid("step " + std::to_string(step.value()) + " runs behind transfer " +
+                           std::to_string(wait.transfer_id) + ", which has to settle first");
+  }
   const size_t num_rows = ticket.rows.size();
   if (result.num_tokens.size() != num_rows || result.width < 1 ||
       result.token_ids.size() != num_rows * static_cast<size_t>(result.width)) {
@@ -36,7 +41,8 @@ Status Scheduler::ValidateResult(StepId step, const StepResult& result) const {
   }
   for (size_t i = 0; i < num_rows; ++i) {
     const Row& row = ticket.rows[i];
-    if (!row.samples || std::holds_alternative<Finishing>(row.request->state)) continue;
+    if (!row.samples || row.request->num_void_rows > 0) continue;
+    if (std::holds_alternative<Finishing>(row.request->state)) continue;
     const int32_t most = std::min(result.width, row.decodes ? row.query_len : 1);
     const int32_t count = result.num_tokens[i];
     if (count < 1 || count > most) {
@@ -75,6 +81,10 @@ void Scheduler::SettleRow(const Row& row, int32_t row_number, const StepResult& 
   request.rows_in_flight -= 1;
   request.samples_in_flight -= row.samples ? 1 : 0;
   request.slack -= row.decodes ? row.query_len - 1 : 0;
+  if (request.num_void_rows > 0) {
+    request.num_void_rows -= 1;
+    return;
+  }
   if (std::holds_alternative<Finishing>(request.state)) return SettleEnded(request, row);
   if (!row.samples) {
     KeepTokens(request, row, row.query_len);
@@ -194,11 +204,12 @@ void Scheduler::Depart(Request& request, Residence residence) {
     EraseFirst(transferring_, &request);
   }
   claims_.Move(request, 0);
-  if (request.transfer >= 0) {
-    transfers_.Find(request.transfer)->estate = std::move(residence);
-  } else if (request.rows_in_flight > 0) {
+  if (request.rows_in_flight > 0) {
+    // A load that these rows run behind has settled before they do.
     const auto at = static_cast<size_t>(request.last_step.value() - tickets_.front().plan->step_id);
     tickets_[at].estates.push_back({&request, std::move(residence)});
+  } else if (request.transfer >= 0) {
+    transfers_.Find(request.transfer)->estate = std::move(residence);
   } else {
     MoveOut(request, std::move(residence));
   }

@@ -104,7 +104,8 @@ void Scheduler::StartLoad(Request& request, const std::vector<BlockPlace>& incom
   order.first_token = request.settled;
   order.num_tokens = request.scheduled;
   AddBlocks(incoming, order);
-  TransferTicket ticket{.kind = TransferKind::kLoad, .request = &request};
+  TransferTicket ticket{
+      .kind = TransferKind::kLoad, .request = &request, .num_tokens = request.scheduled};
   const Identity identity = IdentityOf(request);
   const Content content = ContentOf(request);
   for (const BlockPlace& place : incoming) {
@@ -181,8 +182,10 @@ void Scheduler::SettleLoad(TransferTicket ticket, bool ok) {
   for (const HostPin& pin : ticket.host_sources) sources.push_back(pin.entry());
   ticket.host_sources.clear();
   if (ok) {
-    request.settled = request.scheduled;
+    request.settled = ticket.num_tokens;
   } else {
+    request.num_void_rows = request.rows_in_flight;
+    request.state_tokens = -1;
     // Leaves first, so that none keeps its parent.
     for (const HostId source : std::views::reverse(sources)) host_.DropIfIdle(source);
   }
@@ -190,16 +193,45 @@ void Scheduler::SettleLoad(TransferTicket ticket, bool ok) {
     MoveOut(request, std::move(*ticket.estate));
     return DrainIfDone(request);
   }
-  if (ok) {
+  if (std::holds_alternative<Finishing>(request.state)) return;  // its last row drains it
+  if (!ok) return RestartWithoutLoad(request);
+  if (std::holds_alternative<Restoring>(request.state)) {
     EraseFirst(transferring_, &request);
     Advance<Restoring>(request, event::Restored{});
     prefilling_.push_back(&request);
-    cache_.ShareSides(*HomeOf(request.state), request.settled);
-    return PublishSettled(request);
   }
-  Depart(request, LeaveFrom<Restoring>(request, event::RestoreFailed{}));
+  cache_.ShareSides(*HomeOf(request.state), request.settled);
+  PublishSettled(request);
+}
+
+void Scheduler::RestartWithoutLoad(Request& request) {
+  request.retracted_step = next_step_;
+  Depart(request, LeaveFrom<Restoring, Prefilling, AwaitingFirstToken>(request,
+                                                                       event::RestoreFailed{}));
   request.hit = {};
   waiting_.Add(request);
+}
+
+void Scheduler::RunBehindLoad(Request& request) {
+  EraseFirst(transferring_, &request);
+  Advance<Restoring>(request, event::LayersReady{});
+  prefilling_.push_back(&request);
+}
+
+Status Scheduler::ProgressTransfer(int64_t id, int32_t layers_done) {
+  TransferTicket* found = transfers_.Find(id);
+  if (found == nullptr || found->kind != TransferKind::kLoad)
+    return Status::Invalid("transfer " + std::to_string(id) + " is no load in flight");
+  if (layers_done < found->layers_done || layers_done > config_.num_layers) {
+    return Status::Invalid("layers_done must be between " + std::to_string(found->layers_done) +
+                           " and " + std::to_string(config_.num_layers) + ", got " +
+                           std::to_string(layers_done));
+  }
+  found->layers_done = layers_done;
+  const bool waits = std::holds_alternative<Restoring>(found->request->state);
+  const bool may_run = config_.load_lead_layers < config_.num_layers;
+  if (waits && may_run && layers_done >= config_.load_lead_layers) RunBehindLoad(*found->request);
+  return Status::Ok();
 }
 
 void Scheduler::SettleRemote(TransferTicket ticket, bool ok, int32_t first_token,

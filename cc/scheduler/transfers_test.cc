@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/testing/sched.h"
@@ -109,6 +111,186 @@ TEST(HostTier, ARetractedRequestComesBackFromIt) {
     for (int i = 0; i < 16; ++i)
       EXPECT_EQ(sched.output(id)[static_cast<size_t>(i)], Sched::DefaultToken(id, i));
   }
+}
+
+// A host tier that has 16 tokens of family 9, which the device has lost again; request 3 wants 18.
+void WantWhatIsOnTheHost(Sched& sched) {
+  sched.blocks(8).host_blocks(16).depth(1);
+  RunAndStore(sched, Ask(1).prompt(Tokens(9, 16)).max_new(1));
+  RunAndStore(sched, Ask(2).prompt(32).max_new(1));
+  sched.submit(Ask(3).prompt(Tokens(9, 18)).max_new(3));
+}
+
+TEST(LayerwiseLoad, AStepRunsBehindTheLoadOnceEnoughLayersAreThere) {
+  Sched sched;
+  sched.layers(4, 2);
+  WantWhatIsOnTheHost(sched);
+  EXPECT_EQ(sched.plan(), nullptr);
+  const Transfer load = sched.get().TakeTransfers().at(0);
+  EXPECT_TRUE(sched.get().ProgressTransfer(load.id, 1).ok());
+  EXPECT_EQ(sched.plan(), nullptr);
+  EXPECT_TRUE(sched.get().ProgressTransfer(load.id, 3).ok());
+  const auto plan = sched.plan();
+  ASSERT_NE(plan, nullptr);
+  EXPECT_EQ(plan->context_lens, Ints{16});
+  ASSERT_EQ(plan->load_waits.size(), 1u);
+  EXPECT_EQ(plan->load_waits[0].transfer_id, load.id);
+  EXPECT_EQ(plan->load_waits[0].layers_done, 3);
+  const auto next = sched.plan();  // its first decode row runs behind the load too
+  EXPECT_EQ(next->num_decode_rows, 1);
+  EXPECT_EQ(next->load_waits.size(), 1u);
+  Settle(sched, load, true);
+  sched.settle();
+  sched.settle();
+  EXPECT_TRUE(sched.plan()->load_waits.empty());
+  sched.settle();
+  sched.run();
+  EXPECT_EQ(sched.output(3).size(), 3u);
+}
+
+TEST(LayerwiseLoad, WithNoLeadTheStepIsInTheSamePlanAsItsLoad) {
+  Sched sched;
+  sched.layers(4, 0);
+  WantWhatIsOnTheHost(sched);
+  const auto plan = sched.plan();
+  ASSERT_NE(plan, nullptr);
+  const Transfer load = sched.get().TakeTransfers().at(0);
+  EXPECT_EQ(plan->load_waits[0].transfer_id, load.id);
+  EXPECT_EQ(plan->load_waits[0].layers_done, 0);
+  Settle(sched, load, true);
+  sched.settle();
+  sched.run();
+}
+
+TEST(LayerwiseLoad, AStepDoesNotSettleBeforeTheLoadThatItRunsBehind) {
+  Sched sched;
+  sched.layers(4, 0);
+  WantWhatIsOnTheHost(sched);
+  const auto plan = sched.plan();
+  const Ints one = {1};
+  const auto refused = sched.get().Settle(StepId(plan->step_id), {1, one, one});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(const_cast<Result<std::shared_ptr<const Outcome>>&>(refused).status().reason().find(
+                "has to settle first"),
+            std::string::npos);
+  Settle(sched, sched.get().TakeTransfers().at(0), true);
+  sched.settle();
+  sched.run();
+}
+
+TEST(LayerwiseLoad, ALoadThatFailsUnderLaunchedStepsRestartsItsRequestFromWhatIsSound) {
+  Sched sched;
+  sched.layers(4, 0);
+  WantWhatIsOnTheHost(sched);
+  sched.plan();
+  sched.plan();
+  Settle(sched, sched.get().TakeTransfers().at(0), false);
+  EXPECT_EQ(sched.get().load().num_running, 0);
+  EXPECT_EQ(sched.settle()->request_ids.size(), 0u);  // computed on rubbish: nobody hears of it
+  EXPECT_EQ(sched.plan(), nullptr);                   // one more such row is in flight
+  EXPECT_EQ(sched.settle()->request_ids.size(), 0u);
+  const auto plan = sched.plan();
+  EXPECT_EQ(plan->context_lens, Ints{0});
+  EXPECT_TRUE(plan->load_waits.empty());
+  sched.settle();
+  sched.run();
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(sched.output(3)[static_cast<size_t>(i)], Sched::DefaultToken(3, i));
+}
+
+TEST(LayerwiseLoad, AnAbortUnderLaunchedStepsKeepsTheBlocksUntilTheLastOfThemSettled) {
+  for (const bool ok : {true, false}) {
+    Sched sched;
+    sched.layers(4, 0);
+    WantWhatIsOnTheHost(sched);
+    sched.plan();
+    const Transfer load = sched.get().TakeTransfers().at(0);
+    sched.abort(3);
+    EXPECT_EQ(sched.get().load().active_blocks, 5);
+    Settle(sched, load, ok);
+    EXPECT_EQ(sched.get().load().active_blocks, 5);
+    sched.settle();
+    EXPECT_EQ(sched.get().load().active_blocks, 0);
+    EXPECT_FALSE(sched.get().HasWork());
+    EXPECT_EQ(sched.num_ends(3), 1);
+  }
+}
+
+TEST(LayerwiseLoad, ProgressIsOfALoadAndOnlyGoesForward) {
+  Sched sched;
+  sched.layers(4, 4);
+  WantWhatIsOnTheHost(sched);
+  sched.plan();
+  const Transfer load = sched.get().TakeTransfers().at(0);
+  EXPECT_FALSE(sched.get().ProgressTransfer(load.id + 1, 1).ok());
+  EXPECT_FALSE(sched.get().ProgressTransfer(load.id, 5).ok());
+  EXPECT_TRUE(sched.get().ProgressTransfer(load.id, 4).ok());
+  EXPECT_FALSE(sched.get().ProgressTransfer(load.id, 3).ok());
+  EXPECT_EQ(sched.plan(), nullptr);  // with a lead of all layers it waits for the end
+  Settle(sched, load, true);
+  sched.run();
+}
+
+TEST(HostTier, WhatARetractionTakesAwayIsStoredBeforeItCanBeEvicted) {
+  Sched sched;
+  sched.blocks(9).host_blocks(32);
+  for (int id = 1; id <= 3; ++id) sched.submit(Ask(id).prompt(8).max_new(16));
+  std::vector<Transfer> stores;
+  const auto is_retracted = [&] {
+    for (int id = 1; id <= 3; ++id) {
+      if (sched.get().CountersOf(RequestId(id))->num_retractions > 0) return true;
+    }
+    return false;
+  };
+  while (!is_retracted()) {
+    sched.step();
+    for (Transfer& t : sched.get().TakeTransfers()) stores.push_back(std::move(t));
+    if (!is_retracted()) {
+      for (const Transfer& t : std::exchange(stores, {})) Settle(sched, t, true);
+    }
+  }
+  ASSERT_FALSE(stores.empty());  // reserved in the host tier, and pinned until the copy is done
+  for (const Transfer& t : stores) Settle(sched, t, true);
+  while (sched.get().HasWork()) {
+    sched.step();
+    for (const Transfer& t : sched.get().TakeTransfers()) Settle(sched, t, true);
+  }
+  EXPECT_EQ(sched.output(3).size(), 16u);
+}
+
+TEST(HostTier, SeveralGroupsComeBackTogetherWhereAllOfThemCanGoOn) {
+  Sched sched;
+  sched.blocks(40).host_blocks(400).window(8, 1, 1).state(8, 1);
+  RunAndStore(sched, Ask(1).prompt(Tokens(9, 30)).max_new(1));
+  for (int id = 20; id < 26; ++id) RunAndStore(sched, Ask(id).prompt(60).max_new(1));
+  sched.submit(Ask(3).prompt(Tokens(9, 30)).max_new(1));
+  EXPECT_EQ(sched.plan(), nullptr);
+  const Transfer load = sched.get().TakeTransfers().at(0);
+  EXPECT_EQ(load.num_tokens, 24);  // the last state that was saved
+  EXPECT_EQ(std::ranges::count(load.groups, 0), 6);
+  EXPECT_EQ(std::ranges::count(load.groups, 1), 2);  // a window of 8 tokens
+  EXPECT_EQ(std::ranges::count(load.groups, 2), 1);
+  Settle(sched, load, true);
+  sched.run();
+  EXPECT_EQ(sched.cached(3), 24);
+}
+
+TEST(RemoteRoles, CarryTheBlocksOfEveryGroup) {
+  Sched prefill;
+  prefill.role(Role::kPrefill).window(8, 1, 1).state(8, 1).submit(Ask(1).prompt(22));
+  while (prefill.step() != nullptr) {
+  }
+  const Transfer send = prefill.get().TakeTransfers().at(0);
+  Sched decode;
+  decode.role(Role::kDecode).window(8, 1, 1).state(8, 1).submit(Ask(1).prompt(22).max_new(4));
+  decode.plan();
+  const Transfer receive = decode.get().TakeTransfers().at(0);
+  EXPECT_EQ(send.groups, receive.groups);
+  EXPECT_EQ(send.columns, receive.columns);
+  EXPECT_EQ(receive.columns, (Ints{0, 1, 2, 3, 4, 5, 3, 4, 5, 0}));
+  Settle(decode, receive, true, Sched::DefaultToken(1, 0));
+  decode.run();
+  EXPECT_EQ(decode.output(1).size(), 3u);
 }
 
 TEST(Transfers, AnUnknownOneIsRefused) {

@@ -284,4 +284,17 @@ std::vector<uint64_t> DeviceModel::Write(const Plan& plan, size_t row, const Sch
   return written;
 }
 
+void DeviceModel::Spoil(const Plan& plan, size_t row, const Scheduler& scheduler) {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const auto group = static_cast<int32_t>(g);
+    if (groups_[g].kind == GroupKind::kState) {
+      for (int32_t c = 0; c < width_; ++c) StateOf(scheduler, group, plan.slots[row], c) = Cell();
+      continue;
+    }
+    for (int32_t i = 0; i < plan.query_lens[row]; ++i) {
+      At(scheduler, group, plan.slots[row], plan.context_lens[row] + i) = Cell();
+    }
+  }
+}
+
 }  // namespace tokenspeed::testing

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
@@ -59,10 +60,10 @@ class DeviceModel {
   void ForgetSettled() { settled_.clear(); }
   // Runs a plan: copies, checks the context of every row, writes its query, samples by `next_token`
   // (request, position) and accepts `accepted` of the drafts. Throws std::logic_error on a wrong
-  // read.
+  // read. Rows of `spoilt` requests compute on a load that failed: they write rubbish.
   template <class NextToken>
   StepTokens Run(const Plan& plan, const Scheduler& scheduler, int32_t accepted,
-                 NextToken next_token);
+                 NextToken next_token, const std::set<int64_t>& spoilt);
 
  private:
   struct Cell {
@@ -97,6 +98,7 @@ class DeviceModel {
   // The prefixes of what it wrote.
   std::vector<uint64_t> Write(const Plan& plan, size_t row, const Scheduler& scheduler,
                               const std::vector<int32_t>& query);
+  void Spoil(const Plan& plan, size_t row, const Scheduler& scheduler);
   std::vector<int32_t> QueryOf(const Plan& plan, size_t row, size_t& prompt_at);
 
   int32_t block_size_;
@@ -116,7 +118,8 @@ class DeviceModel {
 
 template <class NextToken>
 DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const Scheduler& scheduler,
-                                         int32_t accepted, NextToken next_token) {
+                                         int32_t accepted, NextToken next_token,
+                                         const std::set<int64_t>& spoilt) {
   Apply(0, plan.table_updates);
   for (size_t side = 0; side < plan.groups.size(); ++side) {
     Apply(static_cast<int32_t>(side) + 1, plan.groups[side].table_updates);
@@ -132,6 +135,11 @@ DeviceModel::StepTokens DeviceModel::Run(const Plan& plan, const Scheduler& sche
   size_t prompt_at = 0;
   for (size_t row = 0; row < num_rows; ++row) {
     const bool decodes = static_cast<int32_t>(row) < plan.num_decode_rows;
+    if (spoilt.contains(plan.request_ids[row])) {
+      Spoil(plan, row, scheduler);
+      prompt_at += decodes ? 0 : static_cast<size_t>(plan.query_lens[row]);
+      continue;
+    }
     CheckContext(plan, row, scheduler);
     CheckSides(plan, row, scheduler);
     std::vector<int32_t> query = QueryOf(plan, row, prompt_at);

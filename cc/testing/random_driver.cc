@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -91,7 +92,10 @@ class Run {
  private:
   struct InFlight {
     std::shared_ptr<const Plan> plan;
-    DeviceModel::StepTokens tokens;
+    int32_t accepted;
+    DeviceModel::StepTokens tokens = {};
+    bool ran = false;
+    std::set<int64_t> spoilt = {};  // requests whose load failed under it
   };
   struct Known {
     int32_t max_new_tokens;
@@ -149,9 +153,39 @@ class Run {
     ++num_steps_;
     ++steps_without_token_;
     const int32_t accepted = 1 + move.a % config_.verify_width;
-    auto tokens = device_.Run(Damaged(*plan), *scheduler_, accepted, TokenFor);
-    in_flight_.push_back({std::move(plan), std::move(tokens)});
+    in_flight_.push_back({std::move(plan), accepted});
+    RunLaunched();
     return true;
+  }
+
+  // Steps run in their order, each behind the loads that it waits for.
+  void RunLaunched() {
+    const auto loads = [&](const LoadWait& wait) {
+      return std::ranges::any_of(copying_,
+                                 [&](const Transfer& t) { return t.id == wait.transfer_id; });
+    };
+    for (InFlight& step : in_flight_) {
+      if (step.ran) continue;
+      if (std::ranges::any_of(step.plan->load_waits, loads)) return;
+      step.tokens =
+          device_.Run(Damaged(*step.plan), *scheduler_, step.accepted, TokenFor, step.spoilt);
+      step.ran = true;
+    }
+  }
+
+  void SpoilBehind(const Transfer& load) {
+    for (InFlight& step : in_flight_) {
+      const auto waits = [&](const LoadWait& wait) { return wait.transfer_id == load.id; };
+      if (std::ranges::any_of(step.plan->load_waits, waits)) step.spoilt.insert(load.request_id);
+    }
+  }
+
+  // A step that runs behind a load has no result before the load has.
+  void SettleTooEarly() {
+    const Plan& plan = *in_flight_.front().plan;
+    const std::vector<int32_t> ones(static_cast<size_t>(plan.num_rows()), 1);
+    const auto refused = scheduler_->Settle(StepId(plan.step_id), {1, ones, ones});
+    Require(!refused.ok(), "a step does not settle before the load that it runs behind");
   }
 
   Plan Damaged(const Plan& plan) const {
@@ -185,6 +219,7 @@ class Run {
       add(plan.context_slack), add(plan.samples), add(plan.prompt_token_ids), add(plan.new_slots);
       add(plan.new_slot_request_ids), add_copies(plan.block_copies);
       add_updates(plan.table_updates);
+      for (const LoadWait& w : plan.load_waits) add(std::vector{w.transfer_id, w.layers_done});
       for (const GroupPlan& group : plan.groups) {
         add(group.state_columns);
         add_copies(group.copies), add_copies(group.saves), add_updates(group.table_updates);
@@ -225,6 +260,10 @@ class Run {
 
   void Settle() {
     if (in_flight_.empty()) return;
+    if (!in_flight_.front().ran) {
+      if (!in_flight_.front().plan->load_waits.empty()) SettleTooEarly();
+      return;
+    }
     const InFlight step = std::move(in_flight_.front());
     in_flight_.pop_front();
     const StepResult result{config_.verify_width, step.tokens.token_ids, step.tokens.num_tokens};
@@ -294,13 +333,25 @@ class Run {
     }
   }
 
+  void Progress(const Move& move) {
+    for (const Transfer& transfer : copying_) {
+      if (transfer.kind != TransferKind::kLoad) continue;
+      const int32_t layers = move.a % (config_.num_layers + 1);
+      const bool ok = scheduler_->ProgressTransfer(transfer.id, layers).ok();
+      Require(mirror_->ProgressTransfer(transfer.id, layers).ok() == ok, "same events, same answers");
+    }
+  }
+
   void SettleTransfer(const Move& move) {
     if (copying_.empty()) return;
+    if (move.a % 3 == 0) return Progress({move.kind, static_cast<uint8_t>(move.a / 3), move.b});
     const auto at = copying_.begin() + move.a % static_cast<std::ptrdiff_t>(copying_.size());
     const Transfer transfer = std::move(*at);
     copying_.erase(at);
     const bool ok = move.b % 8 != 7;
     device_.Finish(transfer, ok);
+    if (transfer.kind == TransferKind::kLoad && !ok) SpoilBehind(transfer);
+    RunLaunched();
     int32_t first_token = -1;
     if (transfer.kind == TransferKind::kReceive && ok) {
       first_token = TokenFor(transfer.request_id, transfer.num_tokens);

@@ -62,6 +62,8 @@ SchedulerConfig ConfigFrom(const std::vector<uint8_t>& bytes) {
   config.num_host_blocks = config.enable_prefix_caching ? std::max(0, knobs.Pick(0, 30) - 10) : 0;
   config.groups = {{GroupKind::kFull, 1, 0, 0}};
   config.verify_overlap = knobs.Pick(0, 1) == 0;
+  config.num_layers = knobs.Pick(1, 4);
+  config.load_lead_layers = knobs.Pick(0, config.num_layers);
   if (knobs.Pick(0, 2) == 0) AddGroups(config, knobs);
   return config;
 }

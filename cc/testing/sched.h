@@ -56,6 +56,11 @@ class Sched {
   Sched& gap(int32_t tokens) { return config_.max_decode_gap_tokens = tokens, *this; }
   Sched& role(Role role) { return config_.role = role, *this; }
   Sched& host_blocks(int32_t count) { return config_.num_host_blocks = count, *this; }
+  Sched& layers(int32_t count, int32_t lead) {
+    config_.num_layers = count;
+    config_.load_lead_layers = lead;
+    return *this;
+  }
   // A second cache group, and how many blocks of the first and of it fill a parent.
   Sched& window(int32_t tokens, int32_t full_per_parent, int32_t per_parent) {
     config_.groups[0].blocks_per_parent = full_per_parent;
@@ -111,7 +116,9 @@ class Sched {
                           .eos_token_ids = {kEos},
                           .role = Role::kFused,
                           .num_host_blocks = 0,
-                          .groups = {{GroupKind::kFull, 1, 0, 0}}};
+                          .groups = {{GroupKind::kFull, 1, 0, 0}},
+                          .num_layers = 1,
+                          .load_lead_layers = 1};
   std::unique_ptr<Scheduler> scheduler_;
   std::deque<std::shared_ptr<const Plan>> in_flight_;
   std::map<int64_t, std::vector<int32_t>> scripts_;
