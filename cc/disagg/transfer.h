@@ -4,14 +4,15 @@
 // engines. A `Transfer` is the order that the engine carries out; its `TransferTicket` holds
 // everything the copy touches until the engine says how it went: device blocks it reads, host
 // blocks it writes or reads, and the residence of a request that left meanwhile. So nothing under a
-// running copy is ever reused, and what arrived only in part is never published. Deadlines are the
-// engine's: it settles a late transfer as failed.
+// running copy is ever reused, and what arrived only in part is never published. Those with the
+// store have a deadline here; of the others the engine settles a late one as failed.
 
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,10 @@ enum class TransferKind : uint8_t {
   kLoad = 1,     // host blocks to device blocks, for a request that waits for them
   kSend = 2,     // a prefilled request's KV to its decode engine
   kReceive = 3,  // a request's KV from its prefill engine
+  kQuery = 4,    // which of these blocks the store has
+  kGet = 5,      // blocks of the store to host blocks
+  kPut = 6,      // host blocks to the store
+  kCancel = 7,   // `target` is no longer wanted: settle it soon; this one is not settled itself
 };
 
 struct Transfer {
@@ -42,6 +47,20 @@ struct Transfer {
   std::vector<int32_t> columns;
   std::vector<int32_t> device_blocks;
   std::vector<int32_t> host_blocks;
+  // Query, get, put: what each block stands for. The hash finds; parent and tokens are the proof.
+  std::vector<uint64_t> hashes;
+  std::vector<uint64_t> parent_hashes;
+  std::vector<int32_t> token_ids;  // [n, block_size]
+  int64_t target;                  // -1 but for a cancel
+  int64_t deadline_us;             // by the caller's clock; -1: none
+};
+
+// How it went. `done` has an entry a block of a query (it is there) or a get (it arrived, whole and
+// proven) that went well, and none otherwise.
+struct TransferResult {
+  bool ok;
+  int32_t first_token;  // of a receive that went well, -1 otherwise
+  std::span<const uint8_t> done;
 };
 
 struct TransferTicket {
@@ -55,6 +74,9 @@ struct TransferTicket {
   std::vector<HostPin> host_sources = {};
   int32_t num_tokens = 0;   // of a load: how far the request's KV is there when it is done
   int32_t layers_done = 0;  // of a load
+  std::vector<int32_t> columns = {};  // of a query or get
+  int64_t deadline_us = -1;
+  bool is_cancelled = false;
 
   bool ReturnsBlocks() const { return estate.has_value() || !device_sources.empty(); }
 };
@@ -67,6 +89,11 @@ class TransferTable {
     in_flight_.emplace(order.id, std::move(ticket));
     fresh_.push_back(std::move(order));
     return next_id_ - 1;
+  }
+  // An order with nothing in flight behind it.
+  void Tell(Transfer order) {
+    order.id = next_id_++;
+    fresh_.push_back(std::move(order));
   }
   TransferTicket* Find(int64_t id) {
     const auto found = in_flight_.find(id);

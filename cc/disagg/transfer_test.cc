@@ -19,7 +19,12 @@ Transfer Store() {
           .groups = {0},
           .columns = {},
           .device_blocks = {1},
-          .host_blocks = {2}};
+          .host_blocks = {2},
+          .hashes = {},
+          .parent_hashes = {},
+          .token_ids = {},
+          .target = -1,
+          .deadline_us = -1};
 }
 
 TEST(TransferTable, TellsEachTransferOnceAndHoldsItUntilItIsTaken) {

@@ -27,7 +27,9 @@ struct RequestCounters {
   int64_t prefill_done_step = -1;  // step that took its last prompt token
   int64_t first_token_step = -1;   // step whose settling gave its first token
   int32_t prompt_tokens = 0;
-  int32_t cached_tokens = 0;      // at its first admission
+  int32_t cached_tokens = 0;      // at its first admission: on the device, or loaded since
+  int32_t host_tokens = 0;        // of these, loaded from the host tier,
+  int32_t store_tokens = 0;       // where the store had brought them for this request
   int32_t completion_tokens = 0;  // emitted so far
   int32_t num_retractions = 0;
   int64_t num_retracted_steps = 0;  // steps it waited to come back
@@ -75,6 +77,9 @@ struct Request {
   int64_t passed_by = 0;        // times a later request was admitted before it, by longer prefix
   int64_t retracted_step = -1;  // the next step to be planned when it was retracted last
   bool is_new_in_slot = false;  // has a slot, and had no row in it yet
+  bool asked_store = false;     // or found it not worth asking
+  int32_t first_fetched = 0;    // blocks [first_fetched, end_fetched) came from the store
+  int32_t end_fetched = 0;
   bool is_delayed = false;      // could have decoded in the newest step and had no row
   uint64_t root = 0;            // hash of its identity, when it was last matched
   uint64_t claimed = 0;         // the block hash it is known to be computing; 0: none

@@ -27,6 +27,10 @@ struct MoveOnly {
 };
 
 struct Submitted : MoveOnly {};  // queued; owns nothing
+struct Prefetching : MoveOnly {  // queued; the store is asked for its prefix, until the deadline
+  explicit Prefetching(int64_t d) : deadline_us(d) {}
+  int64_t deadline_us;
+};
 struct Restoring : MoveOnly {    // part of its KV is on the way back from the host tier
   explicit Restoring(Residence r) : home(std::move(r)) {}
   Residence home;
@@ -63,11 +67,15 @@ struct Finished : MoveOnly {
   Finish cause;
 };
 
-using State = std::variant<Submitted, Restoring, RemotePrefilling, Prefilling, AwaitingFirstToken,
+using State = std::variant<Submitted, Prefetching, Restoring, RemotePrefilling, Prefilling, AwaitingFirstToken,
                            Decoding, Sending, Retracted, Finishing, Finished>;
 
 namespace event {
-struct Admit {  // room was found: slot, shared prefix, private blocks
+struct Prefetch {  // the store may have more of its prefix
+  int64_t deadline_us;
+};
+struct Prefetched {};  // what the store had is in the host tier; or it had nothing, failed, was late
+struct Admit {         // room was found: slot, shared prefix, private blocks
   Residence home;
 };
 struct Restore {  // as Admit, and blocks of the prefix are being loaded from the host tier

@@ -12,6 +12,10 @@
 
 namespace tokenspeed {
 
+inline Prefetching On(Submitted&&, event::Prefetch e) { return Prefetching(e.deadline_us); }
+inline Submitted On(Prefetching&&, event::Prefetched) { return {}; }
+inline Finished On(Prefetching&&, event::Abort) { return Finished(Finish::kAbort); }
+
 inline Prefilling On(Submitted&&, event::Admit e) { return Prefilling(std::move(e.home)); }
 inline Prefilling On(Retracted&&, event::Admit e) { return Prefilling(std::move(e.home)); }
 

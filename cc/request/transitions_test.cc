@@ -13,21 +13,22 @@ namespace {
 
 // clang-format off
 constexpr int _ = kNoTransition;
-enum : int { kSubm, kRest, kRemo, kPref, kAwai, kDeco, kSend, kRetr, kFing, kDone };
+enum : int { kSubm, kFetc, kRest, kRemo, kPref, kAwai, kDeco, kSend, kRetr, kFing, kDone };
 
 // The whole truth: a row a state, a column an event. A pair that is _ here does not compile in the code.
-constexpr int kExpected[10][16] = {
-    //                        Admit  Restore Layers. Restored R.Failed Receive Received PromptS. TokenS. Send   Sent   PeerF. Retract Complete Abort  Drained
-    /* Submitted          */ {kPref, kRest,  _,      _,       _,       kRemo,  _,       _,       _,      _,     _,     _,     _,      _,       kDone, _},
-    /* Restoring          */ {_,     _,      kPref,  kPref,   kRetr,   _,      _,       _,       _,      _,     _,     _,     _,      _,       kFing, _},
-    /* RemotePrefilling   */ {_,     _,      _,      _,       _,       _,      kAwai,   _,       _,      _,     _,     kFing, _,      _,       kFing, _},
-    /* Prefilling         */ {_,     _,      _,      _,       kRetr,   _,      _,       kAwai,   _,      _,     _,     _,     kRetr,  _,       kFing, _},
-    /* AwaitingFirstToken */ {_,     _,      _,      _,       kRetr,   _,      _,       _,       kDeco,  kSend, _,     _,     kRetr,  kFing,   kFing, _},
-    /* Decoding           */ {_,     _,      _,      _,       _,       _,      _,       _,       kDeco,  _,     _,     _,     kRetr,  kFing,   kFing, _},
-    /* Sending            */ {_,     _,      _,      _,       _,       _,      _,       _,       _,      _,     kFing, kFing, _,      _,       kFing, _},
-    /* Retracted          */ {kPref, kRest,  _,      _,       _,       _,      _,       _,       kRetr,  _,     _,     _,     _,      kFing,   kFing, _},
-    /* Finishing          */ {_,     _,      _,      _,       _,       _,      _,       _,       _,      _,     _,     _,     _,      _,       _,     kDone},
-    /* Finished           */ {_,     _,      _,      _,       _,       _,      _,       _,       _,      _,     _,     _,     _,      _,       _,     _},
+constexpr int kExpected[11][18] = {
+    //                        Prefetch Prefetched Admit  Restore Layers. Restored R.Failed Receive Received PromptS. TokenS. Send   Sent   PeerF. Retract Complete Abort  Drained
+    /* Submitted          */ {kFetc,   _,         kPref, kRest,  _,      _,       _,       kRemo,  _,       _,       _,      _,     _,     _,     _,      _,       kDone, _},
+    /* Prefetching        */ {_,       kSubm,     _,     _,      _,      _,       _,       _,      _,       _,       _,      _,     _,     _,     _,      _,       kDone, _},
+    /* Restoring          */ {_,       _,         _,     _,      kPref,  kPref,   kRetr,   _,      _,       _,       _,      _,     _,     _,     _,      _,       kFing, _},
+    /* RemotePrefilling   */ {_,       _,         _,     _,      _,      _,       _,       _,      kAwai,   _,       _,      _,     _,     kFing, _,      _,       kFing, _},
+    /* Prefilling         */ {_,       _,         _,     _,      _,      _,       kRetr,   _,      _,       kAwai,   _,      _,     _,     _,     kRetr,  _,       kFing, _},
+    /* AwaitingFirstToken */ {_,       _,         _,     _,      _,      _,       kRetr,   _,      _,       _,       kDeco,  kSend, _,     _,     kRetr,  kFing,   kFing, _},
+    /* Decoding           */ {_,       _,         _,     _,      _,      _,       _,       _,      _,       _,       kDeco,  _,     _,     _,     kRetr,  kFing,   kFing, _},
+    /* Sending            */ {_,       _,         _,     _,      _,      _,       _,       _,      _,       _,       _,      _,     kFing, kFing, _,      _,       kFing, _},
+    /* Retracted          */ {_,       _,         kPref, kRest,  _,      _,       _,       _,      _,       _,       kRetr,  _,     _,     _,     _,      kFing,   kFing, _},
+    /* Finishing          */ {_,       _,         _,     _,      _,      _,       _,       _,      _,       _,       _,      _,     _,     _,     _,      _,       _,     kDone},
+    /* Finished           */ {_,       _,         _,     _,      _,      _,       _,       _,      _,       _,       _,      _,     _,     _,     _,      _,       _,     _},
 };
 // clang-format on
 
@@ -47,7 +48,8 @@ constexpr bool IsMoveOnly = std::is_move_constructible_v<S> && std::is_move_assi
                             !std::is_copy_constructible_v<S> && !std::is_copy_assignable_v<S>;
 
 TEST(Transitions, EveryStateIsMoveOnly) {
-  static_assert(IsMoveOnly<Restoring> && IsMoveOnly<RemotePrefilling> && IsMoveOnly<Sending>);
+  static_assert(IsMoveOnly<Prefetching> && IsMoveOnly<Restoring>);
+  static_assert(IsMoveOnly<RemotePrefilling> && IsMoveOnly<Sending>);
   static_assert(IsMoveOnly<Submitted> && IsMoveOnly<Prefilling> && IsMoveOnly<AwaitingFirstToken>);
   static_assert(IsMoveOnly<Decoding> && IsMoveOnly<Retracted> && IsMoveOnly<Finishing>);
   static_assert(IsMoveOnly<Finished> && IsMoveOnly<State>);

@@ -42,6 +42,7 @@ Request* Scheduler::PickCandidate() {
     if (paused_ && !std::holds_alternative<Retracted>(request->state)) continue;
     if (++num_seen > kMaxScan || num_runnable == kPrefixWindow) break;
     if (front != nullptr && request->priority != front->priority) break;
+    if (std::holds_alternative<Prefetching>(request->state)) continue;
     // A retracted request resumes from its last token, which is still on its way.
     if (request->rows_in_flight > 0 || IsBlockedByClaim(*request)) continue;
     ++num_runnable;
@@ -93,7 +94,7 @@ bool Scheduler::Admit(Draft& draft, Request& request) {
   const bool runs_now = incoming.empty() || (!receives && config_.load_lead_layers == 0);
   if (runs_now && cache_.num_groups() > 1 && !cache_.Grow(*home, num_cached + chunk)) return false;
 
-  MoveInto(request, num_cached);
+  MoveInto(request, receives ? Start{start.hit, num_here} : start);
   if (receives) {
     Advance<Submitted>(request, event::Receive{std::move(*home)});
     StartReceive(request, incoming);
@@ -110,7 +111,7 @@ bool Scheduler::Admit(Draft& draft, Request& request) {
   return true;
 }
 
-void Scheduler::MoveInto(Request& request, int32_t num_cached) {
+void Scheduler::MoveInto(Request& request, const Start& start) {
   waiting_.Remove(request);
   request.is_new_in_slot = true;
   request.state_tokens = -1;
@@ -121,7 +122,14 @@ void Scheduler::MoveInto(Request& request, int32_t num_cached) {
   }
   if (counters.admitted_step >= 0) return;
   counters.admitted_step = next_step_;
-  counters.cached_tokens = num_cached;
+  counters.cached_tokens = start.num_tokens;
+  const int32_t num_blocks = start.num_tokens / config_.block_size;
+  const int32_t num_here = start.hit.path.num_blocks;
+  if (start.hit.tail.node.valid() || num_blocks <= num_here) return;
+  const int32_t num_fetched = std::min(num_blocks, request.end_fetched) -
+                              std::max(num_here, request.first_fetched);
+  counters.store_tokens = std::max(num_fetched, 0) * config_.block_size;
+  counters.host_tokens = (num_blocks - num_here) * config_.block_size - counters.store_tokens;
 }
 
 // The furthest point from which every group can go on: in the middle of a block, by copy; or where

@@ -21,6 +21,7 @@ constexpr int32_t kMaxBlocks = 1 << 24;
 constexpr int32_t kMaxBlockSize = 1 << 16;
 constexpr int32_t kMaxSeqs = 1 << 20;
 constexpr int32_t kMaxSteps = 1 << 10;
+constexpr int64_t kMaxMicroseconds = int64_t{1} << 40;
 
 std::string Number(int64_t value) { return std::to_string(value); }
 
@@ -129,6 +130,32 @@ Status ValidateGroups(const SchedulerConfig& config) {
   return Status::Ok();
 }
 
+Status ValidateStore(const SchedulerConfig& config) {
+  const StoreConfig& store = config.store;
+  if (!store.enabled) return Status::Ok();
+  if (config.num_host_blocks == 0) {
+    return Status::Invalid("store needs num_host_blocks: what it has arrives in the host tier");
+  }
+  const struct {
+    const char* field;
+    int64_t value, most;
+  } ranges[] = {
+      {"store.max_prefetches", store.max_prefetches, kMaxSeqs},
+      {"store.max_puts", store.max_puts, kMaxSeqs},
+      {"store.min_blocks", store.min_blocks, kMaxBlocks},
+      {"store.prefetch_timeout_us", store.prefetch_timeout_us, kMaxMicroseconds},
+      {"store.put_timeout_us", store.put_timeout_us, kMaxMicroseconds},
+      {"store.backoff_us", store.backoff_us, kMaxMicroseconds},
+      {"store.max_backoff_us", store.max_backoff_us, kMaxMicroseconds},
+  };
+  for (const auto& [field, value, most] : ranges) {
+    if (Status status = Within(field, value, 1, most); !status.ok()) return status;
+  }
+  return store.max_backoff_us >= store.backoff_us
+             ? Status::Ok()
+             : Status::Invalid("store.max_backoff_us must be at least store.backoff_us");
+}
+
 }  // namespace
 
 Status Validate(const SchedulerConfig& config) {
@@ -156,6 +183,7 @@ Status Validate(const SchedulerConfig& config) {
     return Status::Invalid(
         "num_host_blocks needs enable_prefix_caching: the host tier holds prefixes");
   }
+  if (Status status = ValidateStore(config); !status.ok()) return status;
   if (Status status = ValidateGroups(config); !status.ok()) return status;
   const int64_t decode_tokens = int64_t{config.max_num_seqs} * config.verify_width;
   if (config.max_batched_tokens < decode_tokens) {

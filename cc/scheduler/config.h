@@ -17,6 +17,18 @@ namespace tokenspeed {
 // What an engine does with a request: all of it, its prompt only, or its answer only.
 enum class Role : uint8_t { kFused = 0, kPrefill = 1, kDecode = 2 };
 
+// The store that engines share, behind the host tier.
+struct StoreConfig {
+  bool enabled;
+  int32_t max_prefetches;       // requests for which it is asked at once
+  int32_t max_puts;             // transfers to it in flight
+  int32_t min_blocks;           // fewer missing blocks are computed without asking
+  int64_t prefetch_timeout_us;  // of a request: query and get
+  int64_t put_timeout_us;
+  int64_t backoff_us;  // how long it is left alone after a failure; doubles with each further one
+  int64_t max_backoff_us;
+};
+
 struct SchedulerConfig {
   int32_t num_blocks;             // device pool, including block 0, which is never handed out
   int32_t block_size;             // tokens
@@ -35,6 +47,7 @@ struct SchedulerConfig {
   std::vector<CacheGroup> groups;  // the first one keeps the full history
   int32_t num_layers;        // in which loads from the host tier are told to proceed; 1: as a whole
   int32_t load_lead_layers;  // so many must be loaded before a step may run behind the load
+  StoreConfig store;
 };
 
 Status Validate(const SchedulerConfig& config);

@@ -13,6 +13,7 @@ namespace tokenspeed {
 std::shared_ptr<const Plan> Scheduler::MakePlan() {
   if (static_cast<int32_t>(tickets_.size()) > config_.overlap_depth) return nullptr;
   if (paused_ == PauseMode::kKeep) return nullptr;
+  StartPrefetches();
   Draft draft;
   draft.plan->groups.resize(static_cast<size_t>(cache_.num_groups()) - 1);
   if (std::exchange(prefill_turn_, false)) {
@@ -29,6 +30,7 @@ std::shared_ptr<const Plan> Scheduler::MakePlan() {
     for (Request* request : decoding_) NoteDelay(*request);
   }
   if (host_.enabled()) StartStores();
+  if (config_.store.enabled) StartPuts();
   if (draft.rows.empty()) return nullptr;
   return Launch(std::move(draft));
 }

@@ -79,6 +79,18 @@ struct Ended {
   RequestCounters counters;
 };
 
+// What the store was good for, since the beginning.
+struct StoreCounters {
+  int64_t num_queries = 0;
+  int64_t num_gets = 0;
+  int64_t num_partial_gets = 0;
+  int64_t hit_tokens = 0;  // that arrived whole
+  int64_t num_puts = 0;    // blocks that it took
+  int64_t num_timeouts = 0;
+  int64_t num_failures = 0;
+  int64_t num_skipped = 0;  // requests that did not ask: it was left alone, or had no room here
+};
+
 struct Load {
   int32_t num_running;
   int32_t num_waiting;

@@ -47,6 +47,8 @@ Scheduler::Scheduler(SchedulerConfig config)
     : config_(std::move(config)),
       cache_(CacheConfig(config_)),
       host_(config_.num_host_blocks, config_.groups),
+      ask_health_(config_.store.backoff_us, config_.store.max_backoff_us),
+      put_health_(config_.store.backoff_us, config_.store.max_backoff_us),
       recent_(std::max(kMinRecentCounters, 2 * static_cast<size_t>(config_.max_num_seqs))) {
   if (host_.enabled()) cache_.RecordStored();
 }
@@ -77,9 +79,11 @@ std::optional<Ended> Scheduler::Abort(RequestId id) {
   if (found == live_.end()) return std::nullopt;
   Request& request = *found->second;
   const Ended ended{id.value(), Finish::kAbort, request.counters};
-  if (std::holds_alternative<Submitted>(request.state)) {
+  const bool prefetches = std::holds_alternative<Prefetching>(request.state);
+  if (prefetches) Cancel(request.transfer, *transfers_.Find(request.transfer));
+  if (prefetches || std::holds_alternative<Submitted>(request.state)) {
     waiting_.Remove(request);
-    Advance<Submitted>(request, event::Abort{});
+    AdvanceAny<Submitted, Prefetching>(request, event::Abort{});
     recent_.Add(id, request.counters);
     live_.erase(found);
     return ended;

@@ -21,6 +21,7 @@
 
 #include "cc/cache/kv_cache.h"
 #include "cc/cache/tier/host_tier.h"
+#include "cc/cache/tier/store_health.h"
 #include "cc/disagg/transfer.h"
 #include "cc/request/request.h"
 #include "cc/scheduler/claims.h"
@@ -63,8 +64,12 @@ class Scheduler {
   std::vector<Transfer> TakeTransfers() { return transfers_.TakeFresh(); }
   // Says how many layers of a load are there; more than before, and a request may run behind it.
   Status ProgressTransfer(int64_t id, int32_t layers_done);
-  // Says how a transfer went, in any order. `first_token` counts for a receive that went well.
-  Result<std::shared_ptr<const Outcome>> SettleTransfer(int64_t id, bool ok, int32_t first_token);
+  // Says how a transfer went, in any order.
+  Result<std::shared_ptr<const Outcome>> SettleTransfer(int64_t id, const TransferResult& result);
+  // The time by the caller's clock, which must not go back. What the store owes by then is
+  // cancelled, and whoever waited for it goes on without.
+  Status AdvanceClock(int64_t now_us);
+  const StoreCounters& store_counters() const { return store_counters_; }
 
   // Returns the ends that the mode caused. Submitting goes on; steps in flight settle as ever.
   std::vector<Ended> Pause(PauseMode mode);
@@ -124,7 +129,7 @@ class Scheduler {
   Request* PickCandidate();
   bool IsBlockedByClaim(Request& request);
   bool Admit(Draft& draft, Request& request);
-  void MoveInto(Request& request, int32_t num_cached);
+  void MoveInto(Request& request, const Start& start);
   Start FindStart(Request& request, const Identity& identity);
   int32_t HostDepth(const Request& request, const Identity& identity, const Content& content) const;
   HostQuery AskFor(const Identity& identity, const Content& content, const BlockPlace& place) const;
@@ -149,6 +154,24 @@ class Scheduler {
   void NoteWait(Draft& draft, const Request& request);
   void SettleRemote(TransferTicket ticket, bool ok, int32_t first_token, Outcome& outcome);
   void AcceptRemoteToken(Request& request, int32_t token, Outcome& outcome);
+
+  Status ValidateTransferResult(int64_t id, const TransferResult& result);
+
+  // store.cc
+  void StartPrefetches();
+  bool IsWorthAsking(Request& request, const Identity& identity);
+  void StartQuery(Request& request);
+  std::vector<BlockPlace> MissingHere(const Request& request, const Content& content);
+  void StartGet(Request& request, const TransferTicket& query, std::span<const uint8_t> done);
+  void StartPuts();
+  bool StartPut();
+  void AddKey(HostKey key, Transfer& order, TransferTicket& ticket) const;
+  void SettleQuery(TransferTicket ticket, const TransferResult& result);
+  void SettleGet(TransferTicket ticket, const TransferResult& result);
+  void SettlePut(TransferTicket ticket, bool ok);
+  void Judge(StoreHealth& health, const TransferTicket& ticket, bool ok);
+  void Cancel(int64_t id, TransferTicket& ticket);
+  void GoOnWithoutStore(Request& request);
 
   // settle.cc
   Status ValidateResult(StepId step, const StepResult& result) const;
@@ -190,6 +213,17 @@ class Scheduler {
   TransferTable transfers_;
   std::deque<StoredBlock> to_store_;  // entered the cache, and not yet offered to the host tier
   std::set<std::pair<uint64_t, int32_t>> storing_;  // hash and group of what is being stored
+  struct PutName {
+    uint64_t hash;
+    int32_t group;
+  };
+  std::deque<PutName> to_put_;  // new in the host tier, and not yet offered to the store
+  StoreHealth ask_health_;
+  StoreHealth put_health_;  // apart: a full store can still be read
+  StoreCounters store_counters_;
+  int32_t num_asks_ = 0;  // queries and gets in flight
+  int32_t num_puts_ = 0;
+  int64_t now_us_ = 0;
   RecentCounters recent_;
   std::optional<PauseMode> paused_;
   int64_t next_step_ = 0;

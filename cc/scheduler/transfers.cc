@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cc/base/containers.h"
+#include "cc/scheduler/orders.h"
 #include "cc/scheduler/scheduler.h"
 
 namespace tokenspeed {
@@ -13,19 +14,6 @@ namespace {
 
 // Blocks offered to the host tier in one plan: bounds what planning pays for write-back.
 constexpr size_t kMaxStoresPerPlan = 256;
-
-Transfer OrderOf(TransferKind kind, Request* request) {
-  return {.id = -1,
-          .kind = kind,
-          .request_id = request == nullptr ? -1 : request->id.value(),
-          .slot = request == nullptr ? -1 : HomeOf(request->state)->slot().value(),
-          .first_token = 0,
-          .num_tokens = 0,
-          .groups = {},
-          .columns = {},
-          .device_blocks = {},
-          .host_blocks = {}};
-}
 
 void AddBlocks(const std::vector<BlockPlace>& places, Transfer& order) {
   for (const BlockPlace& place : places) {
@@ -42,7 +30,7 @@ void Scheduler::StartStores() {
   while (static_cast<int32_t>(to_store_.size()) > config_.num_blocks * cache_.num_groups()) {
     to_store_.pop_front();
   }
-  Transfer order = OrderOf(TransferKind::kStore, nullptr);
+  Transfer order = OrderOf(TransferKind::kStore, nullptr, -1);
   TransferTicket ticket{.kind = TransferKind::kStore};
   std::vector<StoredBlock> queue;
   for (size_t n = 0; n < kMaxStoresPerPlan && !to_store_.empty(); n += queue.size()) {
@@ -100,7 +88,7 @@ bool Scheduler::AddToStore(const StoredBlock& stored, Transfer& order, TransferT
 }
 
 void Scheduler::StartLoad(Request& request, const std::vector<BlockPlace>& incoming) {
-  Transfer order = OrderOf(TransferKind::kLoad, &request);
+  Transfer order = OrderOf(TransferKind::kLoad, request);
   order.first_token = request.settled;
   order.num_tokens = request.scheduled;
   AddBlocks(incoming, order);
@@ -121,7 +109,7 @@ void Scheduler::StartLoad(Request& request, const std::vector<BlockPlace>& incom
 }
 
 void Scheduler::StartReceive(Request& request, const std::vector<BlockPlace>& incoming) {
-  Transfer order = OrderOf(TransferKind::kReceive, &request);
+  Transfer order = OrderOf(TransferKind::kReceive, request);
   order.first_token = request.settled;
   order.num_tokens = request.log.size();
   AddBlocks(incoming, order);
@@ -133,7 +121,7 @@ void Scheduler::StartReceive(Request& request, const std::vector<BlockPlace>& in
 void Scheduler::StartSend(Request& request) {
   EraseFirst(decoding_, &request);
   Advance<AwaitingFirstToken>(request, event::Send{});
-  Transfer order = OrderOf(TransferKind::kSend, &request);
+  Transfer order = OrderOf(TransferKind::kSend, request);
   order.num_tokens = request.log.num_prompt();
   AddBlocks(cache_.Needed(*HomeOf(request.state), order.num_tokens), order);
   transferring_.push_back(&request);
@@ -141,27 +129,49 @@ void Scheduler::StartSend(Request& request) {
       transfers_.Start(std::move(order), {.kind = TransferKind::kSend, .request = &request});
 }
 
-Result<std::shared_ptr<const Outcome>> Scheduler::SettleTransfer(int64_t id, bool ok,
-                                                                 int32_t first_token) {
+Status Scheduler::ValidateTransferResult(int64_t id, const TransferResult& result) {
   const TransferTicket* found = transfers_.Find(id);
   if (found == nullptr)
     return Status::Invalid("transfer " + std::to_string(id) + " is not in flight");
-  if (found->kind == TransferKind::kReceive && ok && first_token < 0) {
+  if (found->kind == TransferKind::kReceive && result.ok && result.first_token < 0) {
     return Status::Invalid("a receive that went well needs its first_token");
   }
+  const bool asks = found->kind == TransferKind::kQuery || found->kind == TransferKind::kGet;
+  const size_t num_wanted = asks && result.ok ? found->keys.size() : 0;
+  if (result.done.size() != num_wanted) {
+    return Status::Invalid("done must have " + std::to_string(num_wanted) + " entries, got " +
+                           std::to_string(result.done.size()));
+  }
+  return Status::Ok();
+}
+
+Result<std::shared_ptr<const Outcome>> Scheduler::SettleTransfer(int64_t id,
+                                                                 const TransferResult& result) {
+  if (Status status = ValidateTransferResult(id, result); !status.ok()) return status;
   TransferTicket ticket = transfers_.Take(id);
   auto outcome = std::make_shared<Outcome>();
   if (ticket.request != nullptr) ticket.request->transfer = -1;
   switch (ticket.kind) {
     case TransferKind::kStore:
-      SettleStore(std::move(ticket), ok);
+      SettleStore(std::move(ticket), result.ok);
       break;
     case TransferKind::kLoad:
-      SettleLoad(std::move(ticket), ok);
+      SettleLoad(std::move(ticket), result.ok);
       break;
     case TransferKind::kSend:
     case TransferKind::kReceive:
-      SettleRemote(std::move(ticket), ok, first_token, *outcome);
+      SettleRemote(std::move(ticket), result.ok, result.first_token, *outcome);
+      break;
+    case TransferKind::kQuery:
+      SettleQuery(std::move(ticket), result);
+      break;
+    case TransferKind::kGet:
+      SettleGet(std::move(ticket), result);
+      break;
+    case TransferKind::kPut:
+      SettlePut(std::move(ticket), result.ok);
+      break;
+    case TransferKind::kCancel:  // is never in flight
       break;
   }
   return std::shared_ptr<const Outcome>(std::move(outcome));
@@ -171,7 +181,9 @@ void Scheduler::SettleStore(TransferTicket ticket, bool ok) {
   for (const HostKey& key : ticket.keys) storing_.erase({key.hash, key.group});
   if (!ok) return;  // the reservations die with the ticket
   for (size_t i = 0; i < ticket.keys.size(); ++i) {
-    (void)host_.Commit(std::move(ticket.host_targets[i]), std::move(ticket.keys[i]));
+    const PutName name{ticket.keys[i].hash, ticket.keys[i].group};
+    const bool kept = host_.Commit(std::move(ticket.host_targets[i]), std::move(ticket.keys[i]));
+    if (kept && config_.store.enabled) to_put_.push_back(name);
   }
 }
 
@@ -205,6 +217,9 @@ void Scheduler::SettleLoad(TransferTicket ticket, bool ok) {
 }
 
 void Scheduler::RestartWithoutLoad(Request& request) {
+  // Nothing of what it counted as cached has served it yet.
+  const bool is_first = request.counters.num_retractions == 0 && request.log.num_output() == 0;
+  if (is_first) request.counters.admitted_step = -1;
   request.retracted_step = next_step_;
   Depart(request, LeaveFrom<Restoring, Prefilling, AwaitingFirstToken>(request,
                                                                        event::RestoreFailed{}));

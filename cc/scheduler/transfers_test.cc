@@ -15,7 +15,7 @@ using Ints = std::vector<int32_t>;
 
 std::shared_ptr<const Outcome> Settle(Sched& sched, const Transfer& transfer, bool ok,
                                       int32_t first_token = -1) {
-  const auto outcome = sched.get().SettleTransfer(transfer.id, ok, first_token).value();
+  const auto outcome = sched.get().SettleTransfer(transfer.id, {ok, first_token, {}}).value();
   sched.get().CheckInvariants();
   return outcome;
 }
@@ -295,7 +295,7 @@ TEST(RemoteRoles, CarryTheBlocksOfEveryGroup) {
 
 TEST(Transfers, AnUnknownOneIsRefused) {
   Sched sched;
-  const auto result = sched.get().SettleTransfer(5, true, -1);
+  const auto result = sched.get().SettleTransfer(5, {true, -1, {}});
   ASSERT_FALSE(result.ok());
   EXPECT_EQ(result.status().reason(), "transfer 5 is not in flight");
 }
@@ -383,8 +383,8 @@ TEST(DecodeRole, AReceiveWithoutItsTokenIsRefused) {
   sched.role(Role::kDecode).submit(Ask(1));
   sched.plan();
   const auto id = sched.get().TakeTransfers().at(0).id;
-  EXPECT_FALSE(sched.get().SettleTransfer(id, true, -1).ok());
-  EXPECT_TRUE(sched.get().SettleTransfer(id, true, 7).ok());
+  EXPECT_FALSE(sched.get().SettleTransfer(id, {true, -1, {}}).ok());
+  EXPECT_TRUE(sched.get().SettleTransfer(id, {true, 7, {}}).ok());
 }
 
 TEST(Pause, AbortEndsEveryRequestOnce) {

@@ -63,6 +63,8 @@ void DeviceModel::Know(const RequestSpec& spec) {
 }
 
 void DeviceModel::Order(const Transfer& transfer) {
+  if (transfer.kind == TransferKind::kQuery && transfer.id % 3 != 0) PutByOthers(transfer);
+  if (transfer.kind > TransferKind::kReceive) return;
   if (transfer.request_id >= 0) changes_at_order_[transfer.request_id] = num_changes_;
   if (transfer.kind == TransferKind::kSend) CheckSend(transfer);
 }
@@ -83,6 +85,42 @@ void DeviceModel::Finish(const Transfer& transfer, bool ok) {
   }
 }
 
+void DeviceModel::PutByOthers(const Transfer& query) {
+  const Sequence& sequence = sequences_.at(query.request_id);
+  for (size_t i = 0; i < query.hashes.size(); ++i) {
+    const int32_t end = (query.columns[i] + 1) * block_size_;
+    const auto prefixes = PrefixesOf(sequence, end);
+    std::vector<Cell> block;
+    for (const uint64_t prefix : Expected(query.groups[i], query.columns[i], end, prefixes)) {
+      block.push_back({prefix, version_});
+    }
+    store_.emplace(std::pair(query.hashes[i], query.groups[i]), std::move(block));
+  }
+}
+
+std::vector<uint8_t> DeviceModel::FinishStore(const Transfer& transfer, bool ok, uint8_t luck) {
+  std::vector<uint8_t> done;
+  for (size_t i = 0; i < transfer.hashes.size(); ++i) {
+    const std::pair name(transfer.hashes[i], transfer.groups[i]);
+    const bool lucky = ok && (luck + i) % 8 != 0;
+    if (transfer.kind != TransferKind::kPut) {
+      done.push_back(lucky && store_.contains(name) ? 1 : 0);
+      if (transfer.kind == TransferKind::kQuery) continue;
+    }
+    const auto group = static_cast<size_t>(transfer.groups[i]);
+    const auto host = host_cells_[group].begin() + transfer.host_blocks[i] * block_size_;
+    if (transfer.kind == TransferKind::kGet && done.back() != 0) {
+      std::ranges::copy(store_.at(name), host);
+      for (const Cell& cell : store_.at(name)) settled_.insert(Settled(cell.prefix, cell.version));
+    } else if (transfer.kind == TransferKind::kGet) {
+      std::fill(host, host + block_size_, Cell());
+    } else if (lucky) {
+      store_[name] = {host, host + block_size_};
+    }
+  }
+  return ok && transfer.kind != TransferKind::kPut ? done : std::vector<uint8_t>();
+}
+
 std::vector<uint64_t> DeviceModel::PrefixesOf(const Sequence& sequence, int32_t num_tokens) const {
   std::vector<uint64_t> prefixes = {sequence.root};
   for (int32_t i = 0; i < num_tokens; ++i) {
@@ -100,7 +138,7 @@ std::vector<uint64_t> DeviceModel::Expected(int32_t group, int32_t column, int32
     return cells;
   }
   // Whole blocks go: what is shared of them is read from other boundaries too.
-  const int32_t oldest = g.FirstLiveBlock(num_tokens, block_size_) * block_size_;
+  const int32_t oldest = column * block_size_;
   for (int32_t k = 0; k < block_size_; ++k) {
     const int32_t position = column * block_size_ + k;
     if (position < oldest || position >= num_tokens) continue;

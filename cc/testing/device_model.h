@@ -47,6 +47,9 @@ class DeviceModel {
   // what it has to send.
   void Order(const Transfer& transfer);
   void Finish(const Transfer& transfer, bool ok);
+  // A query, get or put of the store ends; every eighth block or so, by `luck`, has no luck. Returns
+  // what of it is done.
+  std::vector<uint8_t> FinishStore(const Transfer& transfer, bool ok, uint8_t luck);
   // A token that was sampled elsewhere.
   void Sampled(int64_t id, int32_t token);
 
@@ -80,6 +83,8 @@ class DeviceModel {
   void Apply(int32_t group, const std::vector<TableUpdate>& updates);
   int32_t BlockAt(const Scheduler& scheduler, int32_t group, int32_t slot, int32_t column) const;
   void FinishReceive(const Transfer& transfer, bool ok);
+  // What another engine may have put before.
+  void PutByOthers(const Transfer& query);
   void CheckSend(const Transfer& transfer);
   // Where the prefix up to each position ends: [0] stands for no token at all.
   std::vector<uint64_t> PrefixesOf(const Sequence& sequence, int32_t num_tokens) const;
@@ -108,6 +113,7 @@ class DeviceModel {
   std::vector<std::vector<Cell>> cells_;       // by group; a state's block uses its first cell
   std::vector<std::vector<Cell>> host_cells_;  // likewise
   std::vector<Table> tables_;                  // by group
+  std::map<std::pair<uint64_t, int32_t>, std::vector<Cell>> store_;  // by hash and group
   std::map<int64_t, Sequence> sequences_;
   std::map<int64_t, int32_t> state_columns_;  // by request: where its last row left its state
   std::map<int64_t, int64_t>

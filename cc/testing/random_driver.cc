@@ -86,6 +86,8 @@ class Run {
     report.num_cached_tokens = num_cached_tokens_;
     report.num_transfers = num_transfers_;
     report.num_refusals = num_refusals_;
+    report.num_steps_behind_loads = num_steps_behind_loads_;
+    report.store = scheduler_->store_counters();
     return report;
   }
 
@@ -121,7 +123,8 @@ class Run {
 
   void Submit(const Move& move) {
     // Now and then the number of a request that has ended, maybe with rows of it still in flight.
-    const bool again = move.b % 16 == 5 && last_ended_ >= 0 && config_.role != Role::kDecode;
+    const bool again = move.b % 16 == 5 && last_ended_ >= 0 && config_.role != Role::kDecode &&
+                       std::ranges::all_of(in_flight_, &InFlight::ran);
     const int64_t id = again ? std::exchange(last_ended_, -1) : next_id_++;
     RequestSpec spec = SpecFrom(move, id);
     const auto prompt = static_cast<int64_t>(spec.token_ids.size());
@@ -136,7 +139,15 @@ class Run {
     Require(scheduler_->Submit(std::move(spec)).ok() == fits, "exactly what cannot fit is refused");
   }
 
+  void Tick(int64_t us) {
+    now_us_ += us;
+    Require(scheduler_->AdvanceClock(now_us_).ok(), "time goes on");
+    Require(mirror_->AdvanceClock(now_us_).ok(), "time goes on");
+    TakeTransfers();
+  }
+
   bool PlanStep(const Move& move) {
+    if (config_.store.enabled) Tick(move.b % 24);
     if (paused_ && move.b % 4 == 1) Resume();
     auto plan = scheduler_->MakePlan();
     const auto twin = mirror_->MakePlan();
@@ -153,6 +164,7 @@ class Run {
     ++num_steps_;
     ++steps_without_token_;
     const int32_t accepted = 1 + move.a % config_.verify_width;
+    num_steps_behind_loads_ += plan->load_waits.empty() ? 0 : 1;
     in_flight_.push_back({std::move(plan), accepted});
     RunLaunched();
     return true;
@@ -325,10 +337,11 @@ class Run {
       Require(fresh[i].id == twins[i].id && fresh[i].kind == twins[i].kind &&
                   fresh[i].device_blocks == twins[i].device_blocks &&
                   fresh[i].host_blocks == twins[i].host_blocks &&
-                  fresh[i].groups == twins[i].groups && fresh[i].columns == twins[i].columns,
+                  fresh[i].groups == twins[i].groups && fresh[i].columns == twins[i].columns &&
+                  fresh[i].hashes == twins[i].hashes && fresh[i].target == twins[i].target,
               "same events, same transfers");
       device_.Order(fresh[i]);
-      copying_.push_back(std::move(fresh[i]));
+      if (fresh[i].kind != TransferKind::kCancel) copying_.push_back(std::move(fresh[i]));
       ++num_transfers_;
     }
   }
@@ -349,7 +362,12 @@ class Run {
     const Transfer transfer = std::move(*at);
     copying_.erase(at);
     const bool ok = move.b % 8 != 7;
-    device_.Finish(transfer, ok);
+    std::vector<uint8_t> done;
+    if (transfer.kind > TransferKind::kReceive) {
+      done = device_.FinishStore(transfer, ok, move.b);
+    } else {
+      device_.Finish(transfer, ok);
+    }
     if (transfer.kind == TransferKind::kLoad && !ok) SpoilBehind(transfer);
     RunLaunched();
     int32_t first_token = -1;
@@ -357,8 +375,8 @@ class Run {
       first_token = TokenFor(transfer.request_id, transfer.num_tokens);
       device_.Sampled(transfer.request_id, first_token);
     }
-    const auto outcome = scheduler_->SettleTransfer(transfer.id, ok, first_token).value();
-    (void)mirror_->SettleTransfer(transfer.id, ok, first_token).value();
+    const auto outcome = scheduler_->SettleTransfer(transfer.id, {ok, first_token, done}).value();
+    (void)mirror_->SettleTransfer(transfer.id, {ok, first_token, done}).value();
     Take(*outcome);
     TakeTransfers();
   }
@@ -419,7 +437,7 @@ class Run {
     if (kind == 2) return spec.max_new_tokens = -move.a, !scheduler_->Submit(spec).ok();
     if (kind == 3) return spec.max_new_tokens = 48 + move.a, !scheduler_->Submit(spec).ok();
     if (kind == 4) return !scheduler_->SetWeightVersion(-1 - move.a).ok();
-    if (kind == 5) return !scheduler_->SettleTransfer(1'000'000'000 + move.a, true, 1).ok();
+    if (kind == 5) return !scheduler_->SettleTransfer(1'000'000'000 + move.a, {true, 1, {}}).ok();
     if (kind == 6) return IsDuplicateRefused(std::move(spec)) && IsResultRefused(move);
     return !scheduler_->Abort(RequestId(next_id_ + move.a)).has_value();
   }
@@ -458,6 +476,7 @@ class Run {
   EventForest events_;
   std::deque<InFlight> in_flight_;
   std::vector<Transfer> copying_;
+  int64_t now_us_ = 0;
   bool paused_ = false;
   std::map<int64_t, Known> requests_;
   std::deque<int64_t> ended_;  // oldest first
@@ -471,6 +490,7 @@ class Run {
   int64_t num_cached_tokens_ = 0;
   int64_t num_transfers_ = 0;
   int64_t num_refusals_ = 0;
+  int64_t num_steps_behind_loads_ = 0;
 };
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 
+#include "cc/scheduler/plan.h"
 #include "cc/testing/scenario.h"
 
 namespace tokenspeed::testing {
@@ -36,6 +37,8 @@ struct Report {
   int64_t num_cached_tokens = 0;
   int64_t num_transfers = 0;
   int64_t num_refusals = 0;
+  int64_t num_steps_behind_loads = 0;
+  StoreCounters store = {};
 };
 
 // Replays on two schedulers side by side; the second one only has to make the same plans.

@@ -33,6 +33,10 @@ TEST(RandomDriver, EveryInvariantHoldsAfterEveryMove) {
     total.num_cached_tokens += report.num_cached_tokens;
     total.num_transfers += report.num_transfers;
     total.num_refusals += report.num_refusals;
+    total.num_steps_behind_loads += report.num_steps_behind_loads;
+    total.store.hit_tokens += report.store.hit_tokens;
+    total.store.num_timeouts += report.store.num_timeouts;
+    total.store.num_puts += report.store.num_puts;
   }
   // The walk must have been where it is interesting.
   EXPECT_GT(total.num_steps, NumScenarios() * 40);
@@ -41,6 +45,10 @@ TEST(RandomDriver, EveryInvariantHoldsAfterEveryMove) {
   EXPECT_GT(total.num_cached_tokens, NumScenarios() * 40);
   EXPECT_GT(total.num_transfers, NumScenarios() * 4);
   EXPECT_GT(total.num_refusals, NumScenarios() * 10);
+  EXPECT_GT(total.num_steps_behind_loads, NumScenarios() / 20);
+  EXPECT_GT(total.store.hit_tokens, NumScenarios() / 20);
+  EXPECT_GT(total.store.num_timeouts, NumScenarios() / 20);
+  EXPECT_GT(total.store.num_puts, NumScenarios() / 20);
 }
 
 TEST(RandomDriver, TwoSchedulersMakeTheSamePlansForAHundredThousandSteps) {

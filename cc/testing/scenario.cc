@@ -62,6 +62,14 @@ SchedulerConfig ConfigFrom(const std::vector<uint8_t>& bytes) {
   config.num_host_blocks = config.enable_prefix_caching ? std::max(0, knobs.Pick(0, 30) - 10) : 0;
   config.groups = {{GroupKind::kFull, 1, 0, 0}};
   config.verify_overlap = knobs.Pick(0, 1) == 0;
+  config.store = {.enabled = config.num_host_blocks > 0 && knobs.Pick(0, 1) == 0,
+                  .max_prefetches = knobs.Pick(1, 4),
+                  .max_puts = knobs.Pick(1, 3),
+                  .min_blocks = knobs.Pick(1, 2),
+                  .prefetch_timeout_us = knobs.Pick(10, 250),
+                  .put_timeout_us = 300,
+                  .backoff_us = knobs.Pick(1, 100),
+                  .max_backoff_us = 200};
   config.num_layers = knobs.Pick(1, 4);
   config.load_lead_layers = knobs.Pick(0, config.num_layers);
   if (knobs.Pick(0, 2) == 0) AddGroups(config, knobs);

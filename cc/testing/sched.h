@@ -56,6 +56,7 @@ class Sched {
   Sched& gap(int32_t tokens) { return config_.max_decode_gap_tokens = tokens, *this; }
   Sched& role(Role role) { return config_.role = role, *this; }
   Sched& host_blocks(int32_t count) { return config_.num_host_blocks = count, *this; }
+  Sched& store() { return config_.store.enabled = true, *this; }
   Sched& layers(int32_t count, int32_t lead) {
     config_.num_layers = count;
     config_.load_lead_layers = lead;
@@ -118,7 +119,15 @@ class Sched {
                           .num_host_blocks = 0,
                           .groups = {{GroupKind::kFull, 1, 0, 0}},
                           .num_layers = 1,
-                          .load_lead_layers = 1};
+                          .load_lead_layers = 1,
+                          .store = {.enabled = false,
+                                    .max_prefetches = 4,
+                                    .max_puts = 2,
+                                    .min_blocks = 1,
+                                    .prefetch_timeout_us = 1'000,
+                                    .put_timeout_us = 5'000,
+                                    .backoff_us = 10'000,
+                                    .max_backoff_us = 40'000}};
   std::unique_ptr<Scheduler> scheduler_;
   std::deque<std::shared_ptr<const Plan>> in_flight_;
   std::map<int64_t, std::vector<int32_t>> scripts_;

@@ -90,6 +90,10 @@ class HostTier {
   bool enabled() const { return parents_.num_total() > 0; }
   // The entry that holds exactly what is asked for; invalid when there is none.
   HostId Find(const HostQuery& query) const;
+  HostId Named(uint64_t hash, int32_t group) const {
+    const auto found = by_hash_.find({hash, group});
+    return found == by_hash_.end() ? HostId() : found->second;
+  }
   bool Contains(uint64_t hash, int32_t group) const { return by_hash_.contains({hash, group}); }
   BlockId BlockOf(HostId entry) const { return at(entry).block.id(); }
   const HostKey& KeyOf(HostId entry) const { return at(entry).key; }
