@@ -67,6 +67,15 @@ inline std::vector<int32_t> Integers(const py::handle& given, const std::string&
   return values;
 }
 
+// A numpy array of bool; None is an empty one.
+inline std::vector<uint8_t> Bits(const py::handle& given, const std::string& field) {
+  if (given.is_none()) return {};
+  if (!py::isinstance<py::array_t<bool, 0>>(given)) Refuse(field, "a numpy array of bool", given);
+  const auto array = py::array_t<bool, py::array::c_style>::ensure(given);
+  if (array.ndim() != 1) throw py::value_error(field + " must have one dimension");
+  return {array.data(), array.data() + array.size()};
+}
+
 template <class T>
 const T& Instance(const py::handle& given, const std::string& field, const char* name) {
   if (!py::isinstance<T>(given)) Refuse(field, std::string("a ") + name, given);

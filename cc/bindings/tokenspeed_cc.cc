@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cc/bindings/arguments.h"
+#include "cc/bindings/bind_config.h"
 #include "cc/scheduler/scheduler.h"
 
 namespace tokenspeed {
@@ -70,122 +71,6 @@ struct GroupPlanView {
   }
 };
 
-std::vector<int32_t> Copy(const py::object& given, const char* field) {
-  const TokenArray array = Tokens(given, field, 1, "[tokens]");
-  return {array.data(), array.data() + array.size()};
-}
-
-constexpr const char* kRoleNames[] = {"fused", "prefill", "decode"};
-constexpr const char* kGroupNames[] = {"full", "window", "state"};
-constexpr const char* kPauseNames[] = {"abort", "wait", "keep"};
-
-// The index of `name` in `names`, as the enum that they spell.
-template <class Enum, size_t N>
-Enum Parse(const char* field, const py::object& given, const char* const (&names)[N]) {
-  const std::string name = Text(given, field);
-  for (size_t i = 0; i < N; ++i) {
-    if (name == names[i]) return static_cast<Enum>(i);
-  }
-  throw py::value_error(std::string(field) + " is unknown: " + name);
-}
-
-std::vector<CacheGroup> Groups(const py::object& given) {
-  if (!py::isinstance<py::list>(given)) Refuse("groups", "a list of CacheGroup", given);
-  std::vector<CacheGroup> groups;
-  for (const py::handle& item : given) {
-    groups.push_back(Instance<CacheGroup>(item, "groups", "CacheGroup"));
-  }
-  return groups;
-}
-
-void BindConfig(py::module_& m) {
-  py::class_<CacheGroup>(m, "CacheGroup")
-      .def(py::init([](const py::object& kind, const py::object& blocks_per_parent,
-                       const py::object& window_tokens, const py::object& checkpoint_tokens) {
-             return CacheGroup{Parse<GroupKind>("kind", kind, kGroupNames),
-                               Integer<int32_t>(blocks_per_parent, "blocks_per_parent"),
-                               Integer<int32_t>(window_tokens, "window_tokens"),
-                               Integer<int32_t>(checkpoint_tokens, "checkpoint_tokens")};
-           }),
-           py::kw_only(), py::arg("kind"), py::arg("blocks_per_parent"), py::arg("window_tokens"),
-           py::arg("checkpoint_tokens"))
-      .def_property_readonly(
-          "kind", [](const CacheGroup& g) { return kGroupNames[static_cast<size_t>(g.kind)]; })
-      .def_readonly("blocks_per_parent", &CacheGroup::blocks_per_parent)
-      .def_readonly("window_tokens", &CacheGroup::window_tokens)
-      .def_readonly("checkpoint_tokens", &CacheGroup::checkpoint_tokens);
-
-  py::class_<SchedulerConfig>(m, "SchedulerConfig")
-      .def(py::init([](const py::object& num_blocks, const py::object& block_size,
-                       const py::object& max_num_seqs, const py::object& max_model_len,
-                       const py::object& max_batched_tokens, const py::object& chunked_prefill,
-                       const py::object& overlap_depth, const py::object& verify_width,
-                       const py::object& max_decode_gap_tokens,
-                       const py::object& enable_prefix_caching, const py::object& eos_token_ids,
-                       const py::object& role, const py::object& num_host_blocks,
-                       const py::object& groups, const py::object& verify_overlap) {
-             return SchedulerConfig{
-                 Integer<int32_t>(num_blocks, "num_blocks"),
-                 Integer<int32_t>(block_size, "block_size"),
-                 Integer<int32_t>(max_num_seqs, "max_num_seqs"),
-                 Integer<int32_t>(max_model_len, "max_model_len"),
-                 Integer<int32_t>(max_batched_tokens, "max_batched_tokens"),
-                 Flag(chunked_prefill, "chunked_prefill"),
-                 Integer<int32_t>(overlap_depth, "overlap_depth"),
-                 Integer<int32_t>(verify_width, "verify_width"),
-                 Flag(verify_overlap, "verify_overlap"),
-                 Integer<int32_t>(max_decode_gap_tokens, "max_decode_gap_tokens"),
-                 Flag(enable_prefix_caching, "enable_prefix_caching"),
-                 Integers(eos_token_ids, "eos_token_ids"),
-                 Parse<Role>("role", role, kRoleNames),
-                 Integer<int32_t>(num_host_blocks, "num_host_blocks"),
-                 Groups(groups)};
-           }),
-           py::kw_only(), py::arg("num_blocks"), py::arg("block_size"), py::arg("max_num_seqs"),
-           py::arg("max_model_len"), py::arg("max_batched_tokens"), py::arg("chunked_prefill"),
-           py::arg("overlap_depth"), py::arg("verify_width"), py::arg("max_decode_gap_tokens"),
-           py::arg("enable_prefix_caching"), py::arg("eos_token_ids"), py::arg("role") = "fused",
-           py::arg("num_host_blocks") = 0,
-           py::arg("groups") = std::vector<CacheGroup>{{GroupKind::kFull, 1, 0, 0}},
-           py::arg("verify_overlap") = false)
-      .def_readonly("num_blocks", &SchedulerConfig::num_blocks)
-      .def_readonly("block_size", &SchedulerConfig::block_size)
-      .def_readonly("max_num_seqs", &SchedulerConfig::max_num_seqs)
-      .def_readonly("max_model_len", &SchedulerConfig::max_model_len)
-      .def_readonly("max_batched_tokens", &SchedulerConfig::max_batched_tokens)
-      .def_readonly("chunked_prefill", &SchedulerConfig::chunked_prefill)
-      .def_readonly("overlap_depth", &SchedulerConfig::overlap_depth)
-      .def_readonly("verify_width", &SchedulerConfig::verify_width)
-      .def_readonly("verify_overlap", &SchedulerConfig::verify_overlap)
-      .def_readonly("max_decode_gap_tokens", &SchedulerConfig::max_decode_gap_tokens)
-      .def_readonly("enable_prefix_caching", &SchedulerConfig::enable_prefix_caching)
-      .def_readonly("eos_token_ids", &SchedulerConfig::eos_token_ids)
-      .def_property_readonly(
-          "role", [](const SchedulerConfig& c) { return kRoleNames[static_cast<size_t>(c.role)]; })
-      .def_readonly("num_host_blocks", &SchedulerConfig::num_host_blocks)
-      .def_readonly("groups", &SchedulerConfig::groups);
-
-  py::class_<RequestSpec>(m, "RequestSpec")
-      .def(py::init([](const py::object& request_id, const py::object& token_ids,
-                       const py::object& max_new_tokens, const py::object& min_new_tokens,
-                       const py::object& stop_token_ids, const py::object& ignore_eos,
-                       const py::object& priority, const py::object& cache_salt,
-                       const py::object& adapter) {
-             return RequestSpec{RequestId(Integer<int64_t>(request_id, "request_id")),
-                                Copy(token_ids, "token_ids"),
-                                Integer<int32_t>(max_new_tokens, "max_new_tokens"),
-                                Integer<int32_t>(min_new_tokens, "min_new_tokens"),
-                                Integers(stop_token_ids, "stop_token_ids"),
-                                Flag(ignore_eos, "ignore_eos"),
-                                Integer<int32_t>(priority, "priority"),
-                                Integer<int64_t>(cache_salt, "cache_salt"),
-                                Integer<int64_t>(adapter, "adapter")};
-           }),
-           py::kw_only(), py::arg("request_id"), py::arg("token_ids"), py::arg("max_new_tokens"),
-           py::arg("min_new_tokens"), py::arg("stop_token_ids"), py::arg("ignore_eos"),
-           py::arg("priority"), py::arg("cache_salt"), py::arg("adapter"));
-}
-
 void BindPlan(py::module_& m) {
   py::class_<Plan, std::shared_ptr<Plan>> plan(m, "Plan");
   plan.def_readonly("step_id", &Plan::step_id)
@@ -215,6 +100,11 @@ void BindPlan(py::module_& m) {
       .def_property_readonly("state_columns", [](const GroupPlanView& v) {
         return View(v.plan.cast<const Plan&>().groups[v.side].state_columns, v.plan);
       });
+  plan.def_property_readonly("load_waits", [](py::object self) {
+    const auto& waits = self.cast<const Plan&>().load_waits;
+    return View(reinterpret_cast<const int64_t*>(waits.data()),
+                {static_cast<py::ssize_t>(waits.size()), py::ssize_t{2}}, self);
+  });
   DefView(plan, "request_ids", &Plan::request_ids);
   DefView(plan, "slots", &Plan::slots);
   DefView(plan, "query_lens", &Plan::query_lens);
@@ -250,6 +140,8 @@ void BindReports(py::module_& m) {
       .def_readonly("first_token_step", &RequestCounters::first_token_step)
       .def_readonly("prompt_tokens", &RequestCounters::prompt_tokens)
       .def_readonly("cached_tokens", &RequestCounters::cached_tokens)
+      .def_readonly("host_tokens", &RequestCounters::host_tokens)
+      .def_readonly("store_tokens", &RequestCounters::store_tokens)
       .def_readonly("completion_tokens", &RequestCounters::completion_tokens)
       .def_readonly("num_retractions", &RequestCounters::num_retractions)
       .def_readonly("num_retracted_steps", &RequestCounters::num_retracted_steps)
@@ -279,6 +171,10 @@ void BindReports(py::module_& m) {
   m.attr("TRANSFER_LOAD") = static_cast<int>(TransferKind::kLoad);
   m.attr("TRANSFER_SEND") = static_cast<int>(TransferKind::kSend);
   m.attr("TRANSFER_RECEIVE") = static_cast<int>(TransferKind::kReceive);
+  m.attr("TRANSFER_QUERY") = static_cast<int>(TransferKind::kQuery);
+  m.attr("TRANSFER_GET") = static_cast<int>(TransferKind::kGet);
+  m.attr("TRANSFER_PUT") = static_cast<int>(TransferKind::kPut);
+  m.attr("TRANSFER_CANCEL") = static_cast<int>(TransferKind::kCancel);
   py::class_<Transfer> transfer(m, "Transfer");
   transfer.def_readonly("transfer_id", &Transfer::id)
       .def_property_readonly("kind", [](const Transfer& t) { return static_cast<int>(t.kind); })
@@ -286,10 +182,25 @@ void BindReports(py::module_& m) {
       .def_readonly("slot", &Transfer::slot)
       .def_readonly("first_token", &Transfer::first_token)
       .def_readonly("num_tokens", &Transfer::num_tokens);
+  transfer.def_readonly("target", &Transfer::target)
+      .def_readonly("deadline_us", &Transfer::deadline_us);
+  DefView(transfer, "hashes", &Transfer::hashes);
+  DefView(transfer, "parent_hashes", &Transfer::parent_hashes);
+  DefView(transfer, "token_ids", &Transfer::token_ids);
   DefView(transfer, "groups", &Transfer::groups);
   DefView(transfer, "columns", &Transfer::columns);
   DefView(transfer, "device_blocks", &Transfer::device_blocks);
   DefView(transfer, "host_blocks", &Transfer::host_blocks);
+
+  py::class_<StoreCounters>(m, "StoreCounters")
+      .def_readonly("num_queries", &StoreCounters::num_queries)
+      .def_readonly("num_gets", &StoreCounters::num_gets)
+      .def_readonly("num_partial_gets", &StoreCounters::num_partial_gets)
+      .def_readonly("hit_tokens", &StoreCounters::hit_tokens)
+      .def_readonly("num_puts", &StoreCounters::num_puts)
+      .def_readonly("num_timeouts", &StoreCounters::num_timeouts)
+      .def_readonly("num_failures", &StoreCounters::num_failures)
+      .def_readonly("num_skipped", &StoreCounters::num_skipped);
 
   py::class_<BlockStored>(m, "BlockStored")
       .def_property_readonly("medium", [](const BlockStored& e) { return MediumName(e.medium); })
@@ -374,13 +285,30 @@ void BindScheduler(py::module_& m) {
       .def(
           "settle_transfer",
           [](Scheduler& s, const py::object& id, const py::object& ok,
-             const py::object& first_token) {
-            auto outcome = s.SettleTransfer(Integer<int64_t>(id, "transfer_id"), Flag(ok, "ok"),
-                                            Integer<int32_t>(first_token, "first_token"));
+             const py::object& first_token, const py::object& given) {
+            const std::vector<uint8_t> done = Bits(given, "done");
+            const TransferResult result{Flag(ok, "ok"),
+                                        Integer<int32_t>(first_token, "first_token"), done};
+            auto outcome = s.SettleTransfer(Integer<int64_t>(id, "transfer_id"), result);
             Raise(outcome.ok() ? Status::Ok() : outcome.status());
             return std::const_pointer_cast<Outcome>(outcome.value());
           },
-          py::arg("transfer_id"), py::arg("ok"), py::arg("first_token"))
+          py::arg("transfer_id"), py::arg("ok"), py::arg("first_token"),
+          py::arg("done") = py::none())
+      .def(
+          "transfer_progress",
+          [](Scheduler& s, const py::object& id, const py::object& layers_done) {
+            Raise(s.ProgressTransfer(Integer<int64_t>(id, "transfer_id"),
+                                     Integer<int32_t>(layers_done, "layers_done")));
+          },
+          py::arg("transfer_id"), py::arg("layers_done"))
+      .def(
+          "advance_clock",
+          [](Scheduler& s, const py::object& now_us) {
+            Raise(s.AdvanceClock(Integer<int64_t>(now_us, "now_us")));
+          },
+          py::arg("now_us"))
+      .def("store_counters", [](const Scheduler& s) { return s.store_counters(); })
       .def(
           "pause",
           [](Scheduler& s, const py::object& mode) {

@@ -37,6 +37,34 @@ class CacheGroup:
 
     def __init__(self, *, kind: str, blocks_per_parent: int, window_tokens: int, checkpoint_tokens: int) -> None: ...
 
+class StoreConfig:
+    """The store that engines share, behind the host tier (Mooncake Store). Its operations are transfers."""
+
+    max_prefetches: int
+    """Requests for which it is asked at once."""
+    max_puts: int  # in flight
+    min_blocks: int
+    """Fewer missing blocks of a prompt are computed without asking."""
+    prefetch_timeout_us: int
+    """How long a request waits for it, query and get together."""
+    put_timeout_us: int
+    backoff_us: int
+    """How long it is left alone after a failure or a timeout; doubles with each further one, up to max_backoff_us. Then
+    one operation finds out. Reading and writing are judged apart."""
+    max_backoff_us: int
+
+    def __init__(
+        self,
+        *,
+        max_prefetches: int,
+        max_puts: int,
+        min_blocks: int,
+        prefetch_timeout_us: int,
+        put_timeout_us: int,
+        backoff_us: int,
+        max_backoff_us: int,
+    ) -> None: ...
+
 class SchedulerConfig:
     """What the scheduler is told once; `Scheduler(config)` raises ValueError by field name."""
 
@@ -71,6 +99,13 @@ class SchedulerConfig:
     enable_prefix_caching."""
     groups: list[CacheGroup]
     """The cache groups; the first one keeps the full history. All tiers, roles and widths work with several."""
+    num_layers: int
+    """Layers in which loads from the host tier proceed; 1: as a whole."""
+    load_lead_layers: int
+    """0..num_layers: so many layers must be loaded before a step may run behind the load (Plan.load_waits). num_layers:
+    the request waits for the end of its load."""
+    store: StoreConfig | None
+    """None: there is none. Needs num_host_blocks."""
 
     def __init__(
         self,
@@ -90,6 +125,9 @@ class SchedulerConfig:
         num_host_blocks: int = 0,
         groups: list[CacheGroup] = ...,
         verify_overlap: bool = False,
+        num_layers: int = 1,
+        load_lead_layers: int = 1,
+        store: StoreConfig | None = None,
     ) -> None: ...
 
 class RequestSpec:
@@ -158,6 +196,11 @@ class Plan:
     def table_updates(self) -> NDArray[np.int32]:
         """[U, 3] (slot, column, block): every change of the block tables since the plan before, in order."""
 
+    @property
+    def load_waits(self) -> NDArray[np.int64]:
+        """[W, 2] (transfer_id, layers_done) of loads that this step runs behind: before it computes layer l >= layers_done,
+        layer l of the transfer must be there. The step settles after the transfer. If the transfer fails, the rows of its
+        request are void: run them on whatever is there; their tokens are ignored, and the request starts again."""
     @property
     def groups(self) -> list[GroupPlan]:
         """From group 1 on."""
@@ -262,7 +305,14 @@ class RequestCounters:
     @property
     def prompt_tokens(self) -> int: ...
     @property
-    def cached_tokens(self) -> int: ...
+    def cached_tokens(self) -> int:
+        """Tokens that were not computed when it was first admitted, wherever they came from."""
+    @property
+    def host_tokens(self) -> int:
+        """Of these, loaded from the host tier."""
+    @property
+    def store_tokens(self) -> int:
+        """Of these, brought by the store for this request. The others were on the device."""
     @property
     def completion_tokens(self) -> int: ...
     @property
@@ -285,6 +335,11 @@ TRANSFER_LOAD: int  # 1: host_blocks to device_blocks; the request waits for it
 TRANSFER_SEND: int  # 2: tokens [0, num_tokens) of the slot go to the decode engine
 TRANSFER_RECEIVE: int  # 3: tokens [first_token, num_tokens) come into the slot's blocks from the prefill engine
 
+TRANSFER_QUERY: int  # 4: which of the blocks does the store have? Nothing is copied
+TRANSFER_GET: int  # 5: blocks of the store to host_blocks
+TRANSFER_PUT: int  # 6: host_blocks to the store
+TRANSFER_CANCEL: int  # 7: the transfer `target` is late or not wanted any more; settle that one soon, not this one
+
 class Transfer:
     """A copy of KV to carry out beside the steps. Everything it touches is held until settle_transfer()."""
 
@@ -298,7 +353,7 @@ class Transfer:
         """-1 for a store."""
     @property
     def slot(self) -> int:
-        """Row of the block tables; -1 for a store."""
+        """Row of the block tables; -1 where it has none."""
     @property
     def first_token(self) -> int:
         """The transfer covers tokens [first_token, num_tokens) of group 0; what other groups need to go on at
@@ -310,13 +365,54 @@ class Transfer:
         """[n] the cache group of each block. Whole blocks are copied."""
     @property
     def columns(self) -> NDArray[np.int32]:
-        """[n] its place in the sequence, in blocks; 0 for a state. [0] for a store."""
+        """[n] its place in the sequence, in blocks; 0 for a state (of a query or get: that of the block it is behind).
+        [0] for a store or a put."""
     @property
     def device_blocks(self) -> NDArray[np.int32]:
-        """[n] block numbers of the group."""
+        """[n] block numbers of the group. [0] for a query, get or put."""
     @property
     def host_blocks(self) -> NDArray[np.int32]:
-        """[n] of a store or a load: block i of host parent p is number p * blocks_per_parent + i. [0] otherwise."""
+        """[n] of a store, load, get or put: block i of host parent p is number p * blocks_per_parent + i. [0] otherwise."""
+    @property
+    def hashes(self) -> NDArray[np.uint64]:
+        """[n] of a query, get or put, [0] otherwise: the chained hash of each block, its name in the store together with
+        its group. It covers all tokens before, weight version, salt and adapter, as the caller numbered them."""
+    @property
+    def parent_hashes(self) -> NDArray[np.uint64]:
+        """[n] likewise, of the block before."""
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """[n * block_size] likewise. The hash finds, parent and tokens prove: put them beside the KV, and tell a get whose
+        proof differs as not arrived."""
+    @property
+    def target(self) -> int:
+        """The transfer that a cancel is about; -1 otherwise."""
+    @property
+    def deadline_us(self) -> int:
+        """Of a query, get or put, by the clock of advance_clock(); -1 otherwise."""
+
+class StoreCounters:
+    """What the store was good for, since the scheduler was made."""
+
+    @property
+    def num_queries(self) -> int: ...
+    @property
+    def num_gets(self) -> int: ...
+    @property
+    def num_partial_gets(self) -> int: ...
+    @property
+    def hit_tokens(self) -> int:
+        """Whose blocks arrived whole, in group 0."""
+    @property
+    def num_puts(self) -> int:
+        """Blocks that it took."""
+    @property
+    def num_timeouts(self) -> int: ...
+    @property
+    def num_failures(self) -> int: ...
+    @property
+    def num_skipped(self) -> int:
+        """Requests that did not ask, because it was left alone or because there was no room for what it has."""
 
 class BlockStored:
     """A full block became reusable. On the device its parent was stored before it."""
@@ -360,12 +456,24 @@ class Scheduler:
         of requests that ended meanwhile are ignored. Raises ValueError: not the oldest step, shapes, counts."""
     def transfers(self) -> list[Transfer]:
         """Copies to carry out, each told once. Take them after every plan() (None too), advance() and
-        settle_transfer(). Empty unless role or num_host_blocks ask for them."""
-    def settle_transfer(self, transfer_id: int, ok: bool, first_token: int) -> Outcome:
+        settle_transfer() and advance_clock(). Empty unless role, num_host_blocks or store ask for them. Those that a
+        plan's load_waits name must be under way before its step runs."""
+    def transfer_progress(self, transfer_id: int, layers_done: int) -> None:
+        """Layers [0, layers_done) of a load are on the device: with load_lead_layers of them its request may run. Raises
+        ValueError: no load in flight, less than told before, more than num_layers."""
+    def advance_clock(self, now_us: int) -> None:
+        """The time, from any epoch: the scheduler reads no clock. Queries, gets and puts that are due are cancelled (a
+        TRANSFER_CANCEL each), and requests that waited go on without. Only needed with a store. Raises ValueError: it
+        went back."""
+    def store_counters(self) -> StoreCounters: ...
+    def settle_transfer(
+        self, transfer_id: int, ok: bool, first_token: int, done: NDArray[np.bool_] | None = None
+    ) -> Outcome:
         """How a transfer went, in any order; a late one is settled as failed, once nothing writes any more.
         first_token is the prefill engine's sampled token for a receive that went well, -1 otherwise. Failed: a store
-        is forgotten, a load is computed instead, a send or receive ends its request with FINISH_ABORT. Raises
-        ValueError: not in flight, no first_token."""
+        or put is forgotten, a load, query or get is done without, a send or receive ends its request with FINISH_ABORT.
+        done [n], of a query or get that went well: the block is there; it arrived, whole and proven. None otherwise.
+        Raises ValueError: not in flight, no first_token, done of another length."""
     def pause(self, mode: str) -> list[Ended]:
         """ "abort": every request ends now, their ends are returned. "wait": who runs goes on, nobody is admitted.
         "keep": nothing is planned. Submitting goes on. Raises ValueError: unknown mode."""

@@ -22,6 +22,7 @@ from tokenspeed_cc import (
     RequestSpec,
     Scheduler,
     SchedulerConfig,
+    StoreConfig,
 )
 
 CONFIG: dict[str, Any] = {
@@ -299,6 +300,9 @@ BAD_CALLS: list[tuple[str, tuple[Any, ...], str]] = [
     ("settle_transfer", (-1, True, -1), "transfer -1 is not in flight"),
     ("settle_transfer", (0, None, -1), "ok must be True or False, got NoneType"),
     ("settle_transfer", (0, True, 2**40), "first_token does not fit into 32 bits"),
+    ("settle_transfer", (0, True, -1, [True]), "done must be a numpy array of bool, got list"),
+    ("transfer_progress", (5, 1), "transfer 5 is no load in flight"),
+    ("advance_clock", (-1,), "now_us must not go back"),
     ("pause", ("sleep",), "pause mode is unknown: sleep"),
     ("pause", (None,), "pause mode must be a string, got NoneType"),
     ("set_weight_version", (-1,), "weight version must not be negative"),
@@ -335,6 +339,10 @@ BAD_CONFIGS: list[tuple[str, Any, str]] = [
     ("num_host_blocks", 2**31 - 1, "num_host_blocks must be at most"),
     ("num_host_blocks", -1, "num_host_blocks must not be negative"),
     ("chunked_prefill", None, "chunked_prefill must be True or False"),
+    ("num_layers", 0, "num_layers must be positive"),
+    ("load_lead_layers", 2, "load_lead_layers must be at most 1"),
+    ("verify_overlap", None, "verify_overlap must be True or False"),
+    ("store", 3, "store must be a StoreConfig, got int"),
     ("role", "both", "role is unknown: both"),
     ("role", None, "role must be a string"),
     ("groups", [], "groups is empty"),
@@ -388,6 +396,63 @@ def test_groups_have_tables_and_plans_of_their_own() -> None:
         s.block_tables(2)
     with pytest.raises(ValueError, match="kind is unknown"):
         CacheGroup(kind="sparse", blocks_per_parent=1, window_tokens=0, checkpoint_tokens=0)
+
+
+STORE = StoreConfig(
+    max_prefetches=2,
+    max_puts=2,
+    min_blocks=1,
+    prefetch_timeout_us=1000,
+    put_timeout_us=1000,
+    backoff_us=10,
+    max_backoff_us=100,
+)
+
+
+def test_a_prefix_comes_from_the_store_through_the_host_tier_and_a_step_runs_behind_its_load() -> None:
+    s = scheduler(num_host_blocks=8, store=STORE, num_layers=4, load_lead_layers=1)
+    s.advance_clock(500)
+    s.submit(spec(7, 10))
+    assert s.plan() is None
+    (query,) = s.transfers()
+    assert (query.kind, query.deadline_us, query.target) == (tokenspeed_cc.TRANSFER_QUERY, 1500, -1)
+    assert query.hashes.dtype == np.uint64 and query.hashes.shape == query.parent_hashes.shape == (2,)
+    assert query.token_ids.tolist() == list(range(10, 18))
+    s.settle_transfer(query.transfer_id, True, -1, np.array([True, True]))
+    (get,) = s.transfers()
+    assert (get.kind, get.columns.tolist(), get.groups.tolist()) == (tokenspeed_cc.TRANSFER_GET, [0, 1], [0, 0])
+    with pytest.raises(ValueError, match="done must have 2 entries, got 1"):
+        s.settle_transfer(get.transfer_id, True, -1, np.array([True]))
+    s.settle_transfer(get.transfer_id, True, -1, np.array([True, True]))
+    assert s.plan() is None
+    (load,) = s.transfers()
+    assert load.host_blocks.tolist() == get.host_blocks.tolist()
+    s.transfer_progress(load.transfer_id, 3)
+    plan = planned(s)
+    assert plan.context_lens.tolist() == [8]
+    assert plan.context_slack.tolist() == [0]
+    assert plan.load_waits.tolist() == [[load.transfer_id, 3]]
+    with pytest.raises(ValueError, match="has to settle first"):
+        s.advance(plan.step_id, *tokens_of(plan))
+    s.settle_transfer(load.transfer_id, True, -1)
+    s.advance(plan.step_id, *tokens_of(plan))
+    stats = s.stats(7)
+    assert (stats.cached_tokens, stats.host_tokens, stats.store_tokens) == (8, 0, 8)
+    assert s.store_counters().hit_tokens == 8
+    s.check()
+
+
+def test_what_the_store_owes_at_its_deadline_is_cancelled() -> None:
+    s = scheduler(num_host_blocks=8, store=STORE)
+    s.submit(spec(7, 10))
+    assert s.plan() is None
+    (query,) = s.transfers()
+    s.advance_clock(1000)
+    (cancel,) = s.transfers()
+    assert (cancel.kind, cancel.target) == (tokenspeed_cc.TRANSFER_CANCEL, query.transfer_id)
+    assert planned(s).context_lens.tolist() == [0]
+    assert s.store_counters().num_timeouts == 1
+    s.settle_transfer(query.transfer_id, False, -1)
 
 
 def test_the_stub_names_everything_the_module_has() -> None:

@@ -65,7 +65,7 @@ struct Request {
   int32_t rows_in_flight = 0;
   int32_t samples_in_flight = 0;
   int32_t num_void_rows = 0;  // rows in flight that computed on a load that failed
-  int32_t slack = 0;  // drafts in flight: `scheduled` may turn out to be less by as many
+  int32_t slack = 0;          // drafts in flight: `scheduled` may turn out to be less by as many
   // The recurrent state: how many tokens it covers as far as settled (-1: not known), in which of
   // the request's state blocks, and in which the next row finds it (-1: only the device knows).
   int32_t state_tokens = -1;
@@ -80,10 +80,10 @@ struct Request {
   bool asked_store = false;     // or found it not worth asking
   int32_t first_fetched = 0;    // blocks [first_fetched, end_fetched) came from the store
   int32_t end_fetched = 0;
-  bool is_delayed = false;      // could have decoded in the newest step and had no row
-  uint64_t root = 0;            // hash of its identity, when it was last matched
-  uint64_t claimed = 0;         // the block hash it is known to be computing; 0: none
-  PrefixCursor hit;             // longest prefix found so far, while it waits
+  bool is_delayed = false;  // could have decoded in the newest step and had no row
+  uint64_t root = 0;        // hash of its identity, when it was last matched
+  uint64_t claimed = 0;     // the block hash it is known to be computing; 0: none
+  PrefixCursor hit;         // longest prefix found so far, while it waits
   RequestCounters counters;
 
   // Tokens of the sequence once everything in flight has settled.

@@ -31,7 +31,7 @@ struct Prefetching : MoveOnly {  // queued; the store is asked for its prefix, u
   explicit Prefetching(int64_t d) : deadline_us(d) {}
   int64_t deadline_us;
 };
-struct Restoring : MoveOnly {    // part of its KV is on the way back from the host tier
+struct Restoring : MoveOnly {  // part of its KV is on the way back from the host tier
   explicit Restoring(Residence r) : home(std::move(r)) {}
   Residence home;
 };
@@ -67,15 +67,16 @@ struct Finished : MoveOnly {
   Finish cause;
 };
 
-using State = std::variant<Submitted, Prefetching, Restoring, RemotePrefilling, Prefilling, AwaitingFirstToken,
-                           Decoding, Sending, Retracted, Finishing, Finished>;
+using State = std::variant<Submitted, Prefetching, Restoring, RemotePrefilling, Prefilling,
+                           AwaitingFirstToken, Decoding, Sending, Retracted, Finishing, Finished>;
 
 namespace event {
 struct Prefetch {  // the store may have more of its prefix
   int64_t deadline_us;
 };
-struct Prefetched {};  // what the store had is in the host tier; or it had nothing, failed, was late
-struct Admit {         // room was found: slot, shared prefix, private blocks
+struct Prefetched {
+};  // what the store had is in the host tier; or it had nothing, failed, was late
+struct Admit {  // room was found: slot, shared prefix, private blocks
   Residence home;
 };
 struct Restore {  // as Admit, and blocks of the prefix are being loaded from the host tier
@@ -84,7 +85,7 @@ struct Restore {  // as Admit, and blocks of the prefix are being loaded from th
 struct LayersReady {};    // enough layers are loaded for a step to run behind the load
 struct Restored {};       // all of it is here
 struct RestoreFailed {};  // what was to be loaded has to be computed
-struct Receive {  // as Admit, and a prefill engine fills the blocks
+struct Receive {          // as Admit, and a prefill engine fills the blocks
   Residence home;
 };
 struct Received {};

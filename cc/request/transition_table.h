@@ -19,18 +19,19 @@
 namespace tokenspeed {
 
 inline constexpr std::array kStateNames = std::to_array<std::string_view>(
-    {"Submitted", "Prefetching", "Restoring", "RemotePrefilling", "Prefilling", "AwaitingFirstToken", "Decoding",
-     "Sending", "Retracted", "Finishing", "Finished"});
+    {"Submitted", "Prefetching", "Restoring", "RemotePrefilling", "Prefilling",
+     "AwaitingFirstToken", "Decoding", "Sending", "Retracted", "Finishing", "Finished"});
 static_assert(kStateNames.size() == std::variant_size_v<State>);
 
-using Events = std::tuple<event::Prefetch, event::Prefetched, event::Admit, event::Restore, event::LayersReady, event::Restored,
-                          event::RestoreFailed,
-                          event::Receive, event::Received, event::PromptScheduled,
-                          event::TokenSettled, event::Send, event::Sent, event::PeerFailed,
-                          event::Retract, event::Complete, event::Abort, event::Drained>;
+using Events =
+    std::tuple<event::Prefetch, event::Prefetched, event::Admit, event::Restore, event::LayersReady,
+               event::Restored, event::RestoreFailed, event::Receive, event::Received,
+               event::PromptScheduled, event::TokenSettled, event::Send, event::Sent,
+               event::PeerFailed, event::Retract, event::Complete, event::Abort, event::Drained>;
 inline constexpr std::array kEventNames = std::to_array<std::string_view>(
-    {"Prefetch", "Prefetched", "Admit", "Restore", "LayersReady", "Restored", "RestoreFailed", "Receive", "Received", "PromptScheduled",
-     "TokenSettled", "Send", "Sent", "PeerFailed", "Retract", "Complete", "Abort", "Drained"});
+    {"Prefetch", "Prefetched", "Admit", "Restore", "LayersReady", "Restored", "RestoreFailed",
+     "Receive", "Received", "PromptScheduled", "TokenSettled", "Send", "Sent", "PeerFailed",
+     "Retract", "Complete", "Abort", "Drained"});
 static_assert(kEventNames.size() == std::tuple_size_v<Events>);
 
 inline constexpr int kNoTransition = -1;

@@ -126,8 +126,8 @@ void Scheduler::MoveInto(Request& request, const Start& start) {
   const int32_t num_blocks = start.num_tokens / config_.block_size;
   const int32_t num_here = start.hit.path.num_blocks;
   if (start.hit.tail.node.valid() || num_blocks <= num_here) return;
-  const int32_t num_fetched = std::min(num_blocks, request.end_fetched) -
-                              std::max(num_here, request.first_fetched);
+  const int32_t num_fetched =
+      std::min(num_blocks, request.end_fetched) - std::max(num_here, request.first_fetched);
   counters.store_tokens = std::max(num_fetched, 0) * config_.block_size;
   counters.host_tokens = (num_blocks - num_here) * config_.block_size - counters.store_tokens;
 }

@@ -164,7 +164,8 @@ void Scheduler::StartGet(Request& request, const TransferTicket& query,
   const int64_t deadline_us = std::get<Prefetching>(request.state).deadline_us;
   Transfer order = OrderOf(TransferKind::kGet, &request, -1);
   order.deadline_us = deadline_us;
-  TransferTicket ticket{.kind = TransferKind::kGet, .request = &request, .deadline_us = deadline_us};
+  TransferTicket ticket{
+      .kind = TransferKind::kGet, .request = &request, .deadline_us = deadline_us};
   for (int32_t column = 0; column < depth; ++column) {
     // What it will hang behind must not be evicted for it.
     if (const HostId entry = on_host(0, column); entry.valid())
@@ -172,8 +173,8 @@ void Scheduler::StartGet(Request& request, const TransferTicket& query,
   }
   for (const auto& [group, column] : in_store) {
     const bool is_state = cache_.group(group).kind == GroupKind::kState;
-    const int32_t first = cache_.group(group).FirstLiveBlock(depth * config_.block_size,
-                                                             config_.block_size);
+    const int32_t first =
+        cache_.group(group).FirstLiveBlock(depth * config_.block_size, config_.block_size);
     if (column >= depth || column < first || (is_state && column != depth - 1)) continue;
     if (on_host(group, column).valid()) continue;
     BlockRef target = host_.Reserve(group);
@@ -203,8 +204,7 @@ void Scheduler::SettleGet(TransferTicket ticket, const TransferResult& result) {
     is_whole = is_whole && result.done[i] != 0;
     if (result.done[i] == 0) continue;
     const int32_t group = ticket.keys[i].group;
-    const bool kept =
-        host_.Commit(std::move(ticket.host_targets[i]), std::move(ticket.keys[i]));
+    const bool kept = host_.Commit(std::move(ticket.host_targets[i]), std::move(ticket.keys[i]));
     if (!kept || group != 0) continue;
     first = first < 0 ? ticket.columns[i] : first;
     end = ticket.columns[i] + 1;

@@ -221,8 +221,8 @@ void Scheduler::RestartWithoutLoad(Request& request) {
   const bool is_first = request.counters.num_retractions == 0 && request.log.num_output() == 0;
   if (is_first) request.counters.admitted_step = -1;
   request.retracted_step = next_step_;
-  Depart(request, LeaveFrom<Restoring, Prefilling, AwaitingFirstToken>(request,
-                                                                       event::RestoreFailed{}));
+  Depart(request,
+         LeaveFrom<Restoring, Prefilling, AwaitingFirstToken>(request, event::RestoreFailed{}));
   request.hit = {};
   waiting_.Add(request);
 }

@@ -47,8 +47,8 @@ class DeviceModel {
   // what it has to send.
   void Order(const Transfer& transfer);
   void Finish(const Transfer& transfer, bool ok);
-  // A query, get or put of the store ends; every eighth block or so, by `luck`, has no luck. Returns
-  // what of it is done.
+  // A query, get or put of the store ends; every eighth block or so, by `luck`, has no luck.
+  // Returns what of it is done.
   std::vector<uint8_t> FinishStore(const Transfer& transfer, bool ok, uint8_t luck);
   // A token that was sampled elsewhere.
   void Sampled(int64_t id, int32_t token);
