@@ -20,7 +20,7 @@ from tokenspeed.gateway.chat.format import Format
 from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.chat.tool_use import FunctionChoice, FunctionSpec, NamedChoice, ToolChoice, ToolSpec
-from tokenspeed.gateway.http.errors import invalid
+from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.responses.format import ResponsesFormat, Store
 from tokenspeed.gateway.responses.items import Item, as_messages
 
@@ -131,7 +131,15 @@ async def response_job(
 
     chat = _chat_request(request, messages)
     shown = {"messages": messages, "tools": [_shown(tool) for tool in request.tools or []]}
-    return await conversation_job(chat, shown, model, response_id, "responses", make_format)
+    try:
+        return await conversation_job(chat, shown, model, response_id, "responses", make_format)
+    except ApiError as error:
+        if error.param is None or not error.param.startswith("response_format"):
+            raise
+        param = error.param.replace("response_format.json_schema", "text.format").replace(
+            "response_format", "text.format"
+        )
+        raise invalid(param, error.code, error.message.replace(error.param, param)) from None
 
 
 def response_object(request: ResponsesRequest, raw: Mapping[str, Any], response_id: str, model: str) -> dict[str, Any]:
@@ -189,9 +197,14 @@ def _chat_request(request: ResponsesRequest, messages: Sequence[Mapping[str, Any
 
 
 def _response_format(form: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`text.format` as chat completions spell it. Its schema stands one level higher here."""
     if form is None or form.get("type") in (None, "text"):
         return {}
-    raise invalid("text.format", "unsupported_parameter", "text.format: only text is supported on this server")
+    if form["type"] != "json_schema":
+        return {"response_format": dict(form)}
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}
+    }
 
 
 def _tool_choice(request: ResponsesRequest) -> ToolChoice | None:

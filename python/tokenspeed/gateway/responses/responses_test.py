@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -203,11 +204,26 @@ def test_a_conversation_keeps_what_was_said_in_it(client: openai.OpenAI, gateway
         ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "x", "temperature": -1}, "temperature"),
+        ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"input": "x", "text": {"format": {"type": "yaml"}}}, "text.format.type"),
     ],
 )
 def test_bad_fields_are_named(gateway: RunningGateway, fields: dict[str, Any], param: str) -> None:
     status, answer = gateway.post("/v1/responses", fields, {"authorization": "Bearer k"})
     assert status in (400, 404) and answer["error"]["param"] == param, answer
+
+
+def test_a_text_format_constrains_the_output(client: openai.OpenAI, gateway: RunningGateway) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form: Any = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    client.responses.create(model="fake-model", input="plain", text={"format": form})
+    sent = gateway.engines[0].seen.requests[-1].sampling_params.json_schema
+    assert sent is not None and json.loads(sent)["properties"] == schema["properties"]
 
 
 def test_keys_are_asked_for(gateway: RunningGateway) -> None:
