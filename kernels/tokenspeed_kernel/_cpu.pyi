@@ -7,7 +7,8 @@ are checked here, and ValueError names the first bad one. Every function release
 """
 
 class CacheShape:
-    """Sizes of a layer's two caches and the distances between their blocks, in elements."""
+    """Sizes of a layer's two caches and the distances between their blocks, in elements of `format`: a number of
+    `kvcache.cpu_cache.KV_CODES`."""
 
     num_kv_heads: int
     head_dim: int
@@ -20,6 +21,7 @@ class CacheShape:
         head_dim: int,
         k_block_stride: int,
         v_block_stride: int,
+        format: int,
     ) -> None: ...
 
 class RouteRule:
@@ -72,7 +74,6 @@ def set_num_threads(num_threads: int) -> None:
 def shutdown() -> None:
     """Join the workers; the next kernel starts them again. Runs at exit by itself."""
 
-def block_values(format: int, /) -> int: ...
 def packed_bytes(format: int, n: int, k: int, /) -> int: ...
 def advise_huge_pages(address: int, num_bytes: int, /) -> None:
     """Ask for huge pages behind the whole pages of a buffer; no effect where the system has none."""
@@ -122,6 +123,7 @@ def store_kv(
     num_tokens: int,
     k_cache: int,
     v_cache: int,
+    scales: tuple[int, int],
     shape: CacheShape,
     slot_mapping: int,
     /,
@@ -133,6 +135,7 @@ def attention(
     num_heads: int,
     k_cache: int,
     v_cache: int,
+    scales: tuple[int, int],
     shape: CacheShape,
     block_tables: int,
     table_stride: int,

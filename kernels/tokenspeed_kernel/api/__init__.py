@@ -17,6 +17,7 @@ from tokenspeed_kernel.api.layers import (
     prepare_weight,
     rms_norm,
     rope,
+    rounds_inputs,
     silu_and_mul,
 )
 from tokenspeed_kernel.api.moe import prepare_experts, route, run_experts
@@ -34,8 +35,9 @@ from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.cuda_memory import ReservedMemory, view_of_address
 from tokenspeed_kernel.moe.routing import Routing
 from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
-from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, PackedWeight, Weight
+from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, InputRounding, PackedWeight, Weight
 from tokenspeed_kernel.quant.reference import dequantize
+from tokenspeed_kernel.quant.scaled import block_size, in_blocks_of_32, quantize_rows, scaled_weight
 from tokenspeed_kernel.registry import KernelError, explain, override, parse_overrides, set_overrides
 from tokenspeed_kernel.rope.heads import HeadNorms, Heads, Slots
 
@@ -47,6 +49,7 @@ __all__ = [
     "GatedActivation",
     "HeadNorms",
     "Heads",
+    "InputRounding",
     "KernelError",
     "PackedWeight",
     "ReservedMemory",
@@ -56,11 +59,13 @@ __all__ = [
     "add_rms_norm",
     "apply_penalties",
     "attention",
+    "block_size",
     "copy_blocks",
     "decode_inputs",
     "dequantize",
     "embedding",
     "explain",
+    "in_blocks_of_32",
     "keep_tokens",
     "latent_attention",
     "linear",
@@ -74,12 +79,15 @@ __all__ = [
     "prepare_experts",
     "prepare_weight",
     "publish",
+    "quantize_rows",
     "receive",
     "rms_norm",
     "rope",
     "route",
     "run_experts",
+    "rounds_inputs",
     "sample",
+    "scaled_weight",
     "set_overrides",
     "silu_and_mul",
     "store_kv",

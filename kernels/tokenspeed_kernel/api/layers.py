@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import torch
 
 from tokenspeed_kernel.gemm.signature import product_traits
-from tokenspeed_kernel.quant.packed import Weight, weight_traits
-from tokenspeed_kernel.registry import ops, solve
+from tokenspeed_kernel.quant.packed import ROUNDED_LAYOUT, PackedWeight, Weight, weight_traits
+from tokenspeed_kernel.registry import explain, ops, solve
 
 
 def prepare_weight(weight: Weight, device: torch.device | str, dtype: torch.dtype | None = None) -> Weight:
     """Re-pack a weight once, at load, into the form that `linear` and `embedding` read fastest on `device`.
 
-    weight: float32, bfloat16 or float16 [N, K], or a PackedWeight in layout "gguf", on the CPU or already on `device`.
+    weight: float32, bfloat16 or float16 [N, K], or a PackedWeight in layout "blocks", on the CPU or on
+        `device` already.
     device: where it will be used.
     dtype: activations' dtype there; a device that keeps no packed weights dequantises to it. None: bfloat16 on
         "cuda", float32 on "cpu".
@@ -24,18 +28,33 @@ def prepare_weight(weight: Weight, device: torch.device | str, dtype: torch.dtyp
     if dtype is None:
         dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     data = weight if isinstance(weight, torch.Tensor) else weight.data
+    if isinstance(weight, PackedWeight) and weight.rounding is not None and not rounds_inputs(where.type):
+        weight = replace(weight, rounding=None)
     return solve(ops.QUANT_PREPARE, where.type, data.dtype, weight_traits(weight)[0])(weight, where, dtype)
+
+
+@functools.cache
+def rounds_inputs(device_type: str) -> bool:
+    """Whether products with fp8 weights on this type of device round their inputs to fp8 where the weight asks."""
+    if device_type == "cpu":
+        return False
+    return any(
+        verdict.verdict == "chosen"
+        for verdict in explain("gemm.linear", device=device_type, weight_layout=ROUNDED_LAYOUT)
+    )
 
 
 def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Matrix product x @ weight.T + bias.
 
     x: [T, K], float32, bfloat16 or float16.
-    weight: [N, K], dense or packed, as `prepare_weight` returned it.
+    weight: [N, K], dense or packed, as `prepare_weight` returned it. With `columns`, x's columns are taken in that
+        order; with `rounding`, x is rounded to fp8 first.
     bias: [N] or None.
 
     Returns [T, N] in x's dtype, accumulated in float32.
     """
+    x = _ordered(x, weight)
     return solve(ops.GEMM_LINEAR, x.device.type, x.dtype, *product_traits(x, weight))(x, weight, bias)
 
 
@@ -48,6 +67,7 @@ def linear_silu_and_mul(x: torch.Tensor, weight: Weight, bias: torch.Tensor | No
 
     Returns [T, I] in x's dtype, accumulated in float32.
     """
+    x = _ordered(x, weight)
     return solve(ops.GEMM_LINEAR_SILU, x.device.type, x.dtype, *product_traits(x, weight))(x, weight, bias)
 
 
@@ -59,7 +79,15 @@ def logits(x: torch.Tensor, weight: Weight) -> torch.Tensor:
 
     Returns float32 [S, V].
     """
+    x = _ordered(x, weight)
     return solve(ops.GEMM_LOGITS, x.device.type, x.dtype, *product_traits(x, weight))(x, weight)
+
+
+def _ordered(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Inputs in the order of the weight's columns."""
+    if isinstance(weight, PackedWeight) and weight.columns is not None:
+        return x.index_select(1, weight.columns)
+    return x
 
 
 def linear_heads(x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:

@@ -3,6 +3,8 @@
 
 A layer's cache is two tensors [num_blocks, Hk, block_size, D]; for latent attention it is one of
 [num_blocks, block_size, W]. The slot of a token is block * block_size + offset.
+A cache of float8_e4m3fn may have scales beside it, two tensors float32 [num_blocks, Hk, block_size]: each head of each
+token is stored divided by its own, its largest magnitude / 448 (1 for zeros), and read multiplied by it.
 """
 
 from __future__ import annotations
@@ -13,20 +15,29 @@ from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.registry import ops, solve
 from tokenspeed_kernel.rope.heads import HeadNorms, Heads, Slots
 
+Scales = tuple[torch.Tensor, torch.Tensor]
+
 
 def store_kv(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scales: Scales | None = None,
 ) -> None:
     """Write each token's keys and values to its slot.
 
     k, v: [T, Hk, D]; tokens may be strided, the elements of a token must be adjacent.
-    k_cache, v_cache: [num_blocks, Hk, block_size, D]; values are rounded to the cache's dtype.
+    k_cache, v_cache: [num_blocks, Hk, block_size, D]; values are rounded to the cache's dtype, for float8_e4m3fn after
+        a clamp to its range.
     slot_mapping: int64 [T], each in [0, num_blocks * block_size); several padding tokens may share a slot of
         block 0, any of which may win.
+    scales: of k_cache and v_cache, written too; None: values are stored as they are.
     """
     _, _, block_size, head_dim = k_cache.shape
     solve(ops.KVCACHE_STORE, k.device.type, k.dtype, head_dim, block_size, k_cache.dtype)(
-        k, v, k_cache, v_cache, slot_mapping
+        k, v, k_cache, v_cache, slot_mapping, scales
     )
 
 
@@ -58,6 +69,7 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    scales: Scales | None = None,
 ) -> torch.Tensor:
     """Causal attention of every row's queries over the row's cached keys and values.
 
@@ -68,6 +80,7 @@ def attention(
     window: each query sees the last `window` positions, its own included; 0 means all.
     softcap: scores s become softcap * tanh(s / softcap) before the softmax (Gemma 2); 0 leaves them.
     sinks: float32 [Hq] or None; a logit of each head that takes part in the softmax and has no value (gpt-oss).
+    scales: of k_cache and v_cache, as `store_kv` wrote them; None: cached values are as they are.
 
     Returns a contiguous [T, Hq, D] in q's dtype; softmax and sums in float32. Rows with no query produce nothing.
     """
@@ -75,7 +88,7 @@ def attention(
     group = q.shape[1] // num_kv_heads
     traits = (head_dim, group, block_size, window > 0, k_cache.dtype, softcap > 0, sinks is not None)
     return solve(ops.ATTENTION_PAGED, q.device.type, q.dtype, *traits)(
-        q, k_cache, v_cache, meta, scale, window, softcap, sinks
+        q, k_cache, v_cache, meta, scale, window, softcap, sinks, scales
     )
 
 
@@ -113,10 +126,15 @@ def latent_attention(
 def copy_blocks(caches: list[torch.Tensor], pairs: torch.Tensor) -> None:
     """Copy blocks within every cache.
 
-    caches: tensors [num_blocks, ...] of one dtype, on one device.
+    caches: tensors [num_blocks, ...] on one device.
     pairs: int32 [C, 2], (source, destination) block numbers. Destinations are distinct, and no block is both a
         source and a destination.
     """
-    if caches and pairs.shape[0]:
-        first = caches[0]
-        solve(ops.KVCACHE_COPY_BLOCKS, first.device.type, first.dtype)(caches, pairs)
+    if not pairs.shape[0]:
+        return
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for cache in caches:
+        plain = cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
+        by_dtype.setdefault(plain.dtype, []).append(plain)
+    for dtype, group in by_dtype.items():
+        solve(ops.KVCACHE_COPY_BLOCKS, group[0].device.type, dtype)(group, pairs)

@@ -13,7 +13,7 @@ import torch
 
 from tokenspeed_kernel import _cpu
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
-from tokenspeed_kernel.kvcache.cpu_cache import cache_shape
+from tokenspeed_kernel.kvcache.cpu_cache import KV_DTYPES, cache_shape, scale_addresses
 from tokenspeed_kernel.registry import Band, cpu, kernel
 
 
@@ -58,7 +58,7 @@ def row_arguments(meta: AttentionMetadata) -> tuple[int, int, int, int, int, int
     name="cpu",
     needs=cpu(),
     dtypes=(torch.float32,),
-    traits={"head_dim": _a_multiple_of_16, "kv_dtype": (torch.float32,)},
+    traits={"head_dim": _a_multiple_of_16, "kv_dtype": KV_DTYPES},
     band=Band.NATIVE,
 )
 def paged_attention(
@@ -70,6 +70,7 @@ def paged_attention(
     window: int,
     softcap: float,
     sinks: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
     """Online softmax over tiles of keys at absolute positions. ValueError for what does not fit together."""
     num_tokens, num_heads, head_dim = q.shape
@@ -87,6 +88,7 @@ def paged_attention(
         num_heads,
         k_cache.data_ptr(),
         v_cache.data_ptr(),
+        scale_addresses(k_cache, scales),
         shape,
         *row_arguments(meta),
         scale,

@@ -17,6 +17,10 @@ KV_HEADS, HEAD_DIM = 2, 32
 NAN = float("nan")
 
 
+# Dtype of the cache, and whether each head of each token has a scale.
+CACHES = [(torch.float32, False), (torch.bfloat16, False), (torch.float8_e4m3fn, False), (torch.float8_e4m3fn, True)]
+
+
 @pytest.fixture(params=isa_levels(), autouse=True)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     with at_level(request.param) as level:
@@ -42,6 +46,7 @@ def attend(
     rows: list[tuple[Sequence, int, int]],
     block_size: int = 16,
     window: int = 0,
+    cache: tuple[torch.dtype, bool] = CACHES[0],
     by_reference: bool = False,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
@@ -50,31 +55,35 @@ def attend(
     head_dim = rows[0][0].q.shape[2]
     per_row = max(-(-end // block_size) for _, _, end in rows)
     num_blocks = 1 + per_row * len(rows)
-    k_cache = torch.full((num_blocks, KV_HEADS, block_size, head_dim), NAN)
-    v_cache = k_cache.clone()
+    shape = (num_blocks, KV_HEADS, block_size, head_dim)
+    k_cache, v_cache = (torch.full(shape, NAN).to(cache[0]) for _ in range(2))
+    scales = (torch.full(shape[:3], NAN), torch.full(shape[:3], NAN)) if cache[1] else None
     # Blocks of different rows are interleaved and backwards.
     tables = (num_blocks - 1 - torch.arange(per_row * len(rows))).reshape(per_row, len(rows)).T.contiguous().int()
     for table, (item, _, end) in zip(tables, rows, strict=True):
         at = torch.arange(end)
         slots = table[at // block_size].long() * block_size + at % block_size
-        api.store_kv(item.k[:end], item.v[:end], k_cache, v_cache, slots)
+        api.store_kv(item.k[:end], item.v[:end], k_cache, v_cache, slots, scales)
     lens = [end - begin for _, begin, end in rows]
     starts = torch.tensor([0, *lens], dtype=torch.int32).cumsum(0).int()
     ends = torch.tensor([end for _, _, end in rows], dtype=torch.int32)
     meta = api.AttentionMetadata(tables, starts, ends, max(lens), int(ends.max()), 0)
     q = torch.cat([item.q[begin:end] for item, begin, end in rows])
     run = reference if by_reference else api.attention
-    out = run(q, k_cache, v_cache, meta, head_dim**-0.5, window, softcap, sinks)
+    out = run(q, k_cache, v_cache, meta, head_dim**-0.5, window, softcap, sinks, scales)
     return list(out.split(lens))
 
 
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("window", [0, 1, 40, 200])
 @pytest.mark.parametrize(("block_size", "head_dim", "group"), [(16, 64, 3), (5, 80, 1), (64, 16, 4)])
-def test_mixed_rows_agree_with_the_reference(window: int, block_size: int, head_dim: int, group: int) -> None:
+def test_mixed_rows_agree_with_the_reference(
+    window: int, block_size: int, head_dim: int, group: int, cache: tuple[torch.dtype, bool]
+) -> None:
     lengths = [(0, 1), (62, 63), (63, 64), (127, 128), (128, 129), (399, 400), (0, 37), (50, 200), (290, 300)]
     rows = [(sequence(end, end, group, head_dim), begin, end) for begin, end in lengths]
-    got = attend(rows, block_size, window)
-    want = attend(rows, block_size, window, by_reference=True)
+    got = attend(rows, block_size, window, cache)
+    want = attend(rows, block_size, window, cache, by_reference=True)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want, strict=True))
 
 
@@ -91,14 +100,17 @@ def test_soft_cap_and_sinks_agree_with_the_reference_and_keep_the_bits_of_a_row_
             assert torch.equal(attend([row], window=window, softcap=softcap, sinks=some)[0], amid)
 
 
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("window", [0, 100])
-def test_decode_gives_the_bits_of_prefill_however_the_prompt_was_cut(window: int) -> None:
+def test_decode_gives_the_bits_of_prefill_however_the_prompt_was_cut(
+    window: int, cache: tuple[torch.dtype, bool]
+) -> None:
     item = sequence(300, 1)
-    (whole,) = attend([(item, 0, 300)], window=window)
+    (whole,) = attend([(item, 0, 300)], window=window, cache=cache)
     for cuts in ([1, 2, 64, 65, 300], [128, 129, 299, 300], [17, 130, 257, 300]):
         begin = 0
         for end in cuts:
-            (part,) = attend([(item, begin, end)], window=window)
+            (part,) = attend([(item, begin, end)], window=window, cache=cache)
             assert torch.equal(part, whole[begin:end]), (begin, end)
             begin = end
 
@@ -133,6 +145,14 @@ def test_large_scores_do_not_overflow() -> None:
     item.q *= 200.0
     (got,) = attend([(item, 0, 80)])
     assert torch.allclose(got, attend([(item, 0, 80)], by_reference=True)[0], atol=1e-3)
+
+
+def test_scaled_cache_is_closer_than_an_unscaled_one_where_values_are_small() -> None:
+    item = sequence(100, 10)
+    item.v *= 1e-3
+    want = attend([(item, 60, 100)])[0]
+    off = [(attend([(item, 60, 100)], cache=cache)[0] - want).abs().max() for cache in CACHES[2:]]
+    assert off[1] < 0.1 * off[0]
 
 
 def call(**changes: torch.Tensor) -> torch.Tensor:

@@ -98,13 +98,14 @@ def paged_attention(
     window: int,
     softcap: float,
     sinks: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
     """At most two launches; their number and sizes depend on the metadata's host integers only."""
     _check(q, k_cache, v_cache, meta)
     rows = meta.kv_lens.shape[0]
     if meta.num_decode_rows == rows and num_parts(rows * k_cache.shape[1], meta.max_kv_len) > 1:
         # Where a few rows decode alone, two kernels are faster than one whose last block adds up the parts.
-        return triton_paged.paged_attention(q, k_cache, v_cache, meta, scale, window, softcap, sinks)
+        return triton_paged.paged_attention(q, k_cache, v_cache, meta, scale, window, softcap, sinks, scales)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if meta.num_decode_rows:
         _decode(q, k_cache, v_cache, meta, scale, out)

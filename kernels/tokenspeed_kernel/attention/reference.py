@@ -25,6 +25,7 @@ def paged_attention(
     window: int,
     softcap: float,
     sinks: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
     """Softmax over the visible positions of every row's own blocks."""
     out = torch.empty_like(q)
@@ -32,8 +33,15 @@ def paged_attention(
     for row, kv_len in enumerate(meta.kv_lens.tolist()):
         first, last = starts[row], starts[row + 1]
         if first < last:
-            keys = _gather(k_cache, meta.block_tables[row], kv_len)
-            values = _gather(v_cache, meta.block_tables[row], kv_len)
+            keys, values = (
+                _gather(k_cache, meta.block_tables[row], kv_len),
+                _gather(v_cache, meta.block_tables[row], kv_len),
+            )
+            if scales is not None:
+                keys, values = (
+                    rows * _gather(scale.unsqueeze(3), meta.block_tables[row], kv_len)
+                    for rows, scale in zip((keys, values), scales, strict=True)
+                )
             scores = _scores(q[first:last], keys, scale, window, softcap)
             out[first:last] = _mix(scores, values, sinks).to(q.dtype)
     return out
@@ -42,7 +50,10 @@ def paged_attention(
 def _gather(cache: torch.Tensor, table: torch.Tensor, kv_len: int) -> torch.Tensor:
     """The row's first kv_len cached vectors in order: float32 [Hk, kv_len, D]."""
     num_blocks = -(-kv_len // cache.shape[2])
-    blocks = cache[table[:num_blocks].long()].float()
+    if cache.dtype == torch.float8_e4m3fn:
+        blocks = cache.view(torch.uint8)[table[:num_blocks].long()].view(cache.dtype).float()
+    else:
+        blocks = cache[table[:num_blocks].long()].float()
     return blocks.transpose(0, 1).flatten(1, 2)[:, :kv_len]
 
 

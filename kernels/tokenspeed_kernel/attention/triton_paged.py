@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.quant.triton_fp8 import from_fp8
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,15 +39,15 @@ def _dot(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def _attend(
-    q, acc, peak, total, k_cache, v_cache, table, first, last, query_at, key_end,
-    stride_block, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    q, acc, peak, total, k_cache, v_cache, k_scales, v_scales, table, first, last, query_at, key_end,
+    stride_block, CACHE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     TILE_D: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys of positions [first, last), a multiple of TILE_N apart, into the running softmax.
 
     q [M, D] is scaled; query_at [M] are its positions; keys at or past key_end don't exist. CAP: the soft cap in the
-    scores' unit, 0 for none.
+    scores' unit, 0 for none. CACHE: "floats", "fp8", or "scaled": fp8 with scales.
     """
     dim = tl.arange(0, TILE_D)
     whole_dim: tl.constexpr = TILE_D == HEAD_DIM
@@ -65,7 +66,14 @@ def _attend(
         else:
             key = tl.load(k_cache + slot[:, None] + dim[None, :])
             value = tl.load(v_cache + slot[:, None] + dim[None, :])
+        if CACHE == "floats":
+            key, value = key.to(q.dtype), value.to(q.dtype)
+        else:
+            key, value = from_fp8(key).to(q.dtype), from_fp8(value).to(q.dtype)
         scores = _dot(q, tl.trans(key), None, PRECISION)
+        if CACHE == "scaled":
+            # A scale belongs to a row of D elements.
+            scores = scores * tl.load(k_scales + slot // HEAD_DIM, mask=exists, other=0.0)[None, :]
         if CAP > 0:
             # cap * tanh(s / cap), tanh(x) = 1 - 2 / (e^(2 x) + 1)
             scores = CAP - 2 * CAP / (tl.exp(scores * (2 / CAP)) + 1)
@@ -81,6 +89,8 @@ def _attend(
         shrink = tl.exp2(peak - base)
         total = total * shrink + tl.sum(weights, axis=1)
         acc = acc * shrink[:, None]
+        if CACHE == "scaled":
+            weights = weights * tl.load(v_scales + slot // HEAD_DIM, mask=exists, other=0.0)[None, :]
         acc = _dot(weights.to(value.dtype), value, acc, PRECISION)
         peak = new_peak
     return acc, peak, total
@@ -96,9 +106,9 @@ def _with_sink(acc, peak, total, sink):
 
 @triton.jit
 def decode_kernel(
-    q, k_cache, v_cache, block_tables, kv_lens, sinks, out, partial, stats, scale,
+    q, k_cache, v_cache, k_scales, v_scales, block_tables, kv_lens, sinks, out, partial, stats, scale,
     stride_qt, stride_qh, stride_table, num_heads, num_kv_heads,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    CACHE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     GROUP: tl.constexpr, TILE_M: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, TILE_D: tl.constexpr, TILE_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -126,8 +136,9 @@ def decode_kernel(
     offset = kv_head * BLOCK_SIZE * HEAD_DIM
     query_at = tl.zeros([TILE_M], tl.int32) + kv_len - 1
     acc, peak, total = _attend(
-        query, acc, peak, total, k_cache + offset, v_cache + offset, block_tables + row * stride_table,
-        begin, end, query_at, end, num_kv_heads * BLOCK_SIZE * HEAD_DIM,
+        query, acc, peak, total, k_cache + offset, v_cache + offset,
+        k_scales + kv_head * BLOCK_SIZE, v_scales + kv_head * BLOCK_SIZE, block_tables + row * stride_table,
+        begin, end, query_at, end, num_kv_heads * BLOCK_SIZE * HEAD_DIM, CACHE,
         WINDOW, CAP, True, BLOCK_SIZE, HEAD_DIM, TILE_D, TILE_N, PRECISION,
     )  # fmt: skip
     if SINKS and split == 0:
@@ -162,9 +173,9 @@ def merge_kernel(
 
 @triton.jit(do_not_specialize=["first_row"])
 def prefill_kernel(
-    q, k_cache, v_cache, block_tables, query_start, kv_lens, sinks, out, scale,
+    q, k_cache, v_cache, k_scales, v_scales, block_tables, query_start, kv_lens, sinks, out, scale,
     stride_qt, stride_qh, stride_table, num_heads, num_kv_heads, first_row,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    CACHE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     GROUP: tl.constexpr, TILE_M: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, TILE_D: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -188,6 +199,7 @@ def prefill_kernel(
         context = kv_len - query_len
         query_at = context + member
         offset = head // GROUP * BLOCK_SIZE * HEAD_DIM
+        k_scale_at, v_scale_at = k_scales + head // GROUP * BLOCK_SIZE, v_scales + head // GROUP * BLOCK_SIZE
         table = block_tables + row * stride_table
         stride_block = num_kv_heads * BLOCK_SIZE * HEAD_DIM
         # Keys before `whole` are seen by every query of the tile; with a window none is.
@@ -198,12 +210,14 @@ def prefill_kernel(
             whole = first
         end = tl.minimum(context + skipped + TILE_M, kv_len)
         acc, peak, total = _attend(
-            query, acc, peak, total, k_cache + offset, v_cache + offset, table, first, whole, query_at, kv_len,
-            stride_block, WINDOW, CAP, False, BLOCK_SIZE, HEAD_DIM, TILE_D, TILE_N, PRECISION,
+            query, acc, peak, total, k_cache + offset, v_cache + offset, k_scale_at, v_scale_at, table,
+            first, whole, query_at, kv_len, stride_block, CACHE, WINDOW, CAP, False,
+            BLOCK_SIZE, HEAD_DIM, TILE_D, TILE_N, PRECISION,
         )  # fmt: skip
         acc, peak, total = _attend(
-            query, acc, peak, total, k_cache + offset, v_cache + offset, table, whole, end, query_at, kv_len,
-            stride_block, WINDOW, CAP, True, BLOCK_SIZE, HEAD_DIM, TILE_D, TILE_N, PRECISION,
+            query, acc, peak, total, k_cache + offset, v_cache + offset, k_scale_at, v_scale_at, table,
+            whole, end, query_at, kv_len, stride_block, CACHE, WINDOW, CAP, True,
+            BLOCK_SIZE, HEAD_DIM, TILE_D, TILE_N, PRECISION,
         )  # fmt: skip
         if SINKS:
             sink = tl.load(sinks + head) * 1.4426950408889634
@@ -235,7 +249,7 @@ def _power_of_two(value: int) -> bool:
     name="triton",
     needs=cuda(8),
     dtypes=_FLOATS,
-    traits={"head_dim": _head_dim_fits, "block_size": _power_of_two, "kv_dtype": _FLOATS},
+    traits={"head_dim": _head_dim_fits, "block_size": _power_of_two, "kv_dtype": (*_FLOATS, torch.float8_e4m3fn)},
     band=Band.PORTABLE,
 )
 def paged_attention(
@@ -247,16 +261,37 @@ def paged_attention(
     window: int,
     softcap: float,
     sinks: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
     """Up to three launches: decode, its merge, prefill. Their number depends on the metadata's host integers only."""
     _check(q, k_cache, v_cache, meta)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rule = _Rule(scale * _LOG2E, window, softcap * _LOG2E, sinks)
+    cache = _cache(k_cache, v_cache, scales)
     if meta.num_decode_rows:
-        _decode(q, k_cache, v_cache, meta, rule, out)
+        _decode(q, cache, meta, rule, out)
     if meta.num_decode_rows < meta.kv_lens.shape[0]:
-        _prefill(q, k_cache, v_cache, meta, rule, out)
+        _prefill(q, cache, meta, rule, out)
     return out
+
+
+class _Cache(NamedTuple):
+    """Tensors as the kernels take them: fp8 as bytes, anything in place of scales that do not exist. kind: CACHE."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scales: torch.Tensor
+    v_scales: torch.Tensor
+    kind: str
+
+
+def _cache(k_cache: torch.Tensor, v_cache: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None) -> _Cache:
+    if k_cache.dtype != torch.float8_e4m3fn:
+        return _Cache(k_cache, v_cache, k_cache, v_cache, "floats")
+    k_bytes, v_bytes = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    if scales is None:
+        return _Cache(k_bytes, v_bytes, k_bytes, v_bytes, "fp8")
+    return _Cache(k_bytes, v_bytes, *scales, "scaled")
 
 
 def num_splits(num_programs: int, max_kv_len: int, num_cores: int) -> int:
@@ -271,13 +306,12 @@ def num_splits(num_programs: int, max_kv_len: int, num_cores: int) -> int:
 
 def _decode(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: _Cache,
     meta: AttentionMetadata,
     rule: _Rule,
     out: torch.Tensor,
 ) -> None:
-    _, num_kv_heads, block_size, head_dim = k_cache.shape
+    _, num_kv_heads, block_size, head_dim = cache.k.shape
     num_heads, rows = q.shape[1], meta.num_decode_rows
     splits = num_splits(rows * num_kv_heads, meta.max_kv_len, _num_cores(q.device))
     tile_d = triton.next_power_of_2(head_dim)
@@ -287,9 +321,9 @@ def _decode(
         stats = torch.empty(rows, num_heads, splits, dtype=torch.float32, device=q.device)
     group = num_heads // num_kv_heads
     decode_kernel[(rows, num_kv_heads, splits)](
-        q, k_cache, v_cache, meta.block_tables, meta.kv_lens, rule.sinks, out, partial, stats, rule.scale,
+        q, *cache[:4], meta.block_tables, meta.kv_lens, rule.sinks, out, partial, stats, rule.scale,
         q.stride(0), q.stride(1), meta.block_tables.stride(0), num_heads, num_kv_heads,
-        WINDOW=rule.window, CAP=rule.cap, SINKS=rule.sinks is not None,
+        CACHE=cache.kind, WINDOW=rule.window, CAP=rule.cap, SINKS=rule.sinks is not None,
         GROUP=group, TILE_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, TILE_D=tile_d, TILE_N=_TILE_N, NUM_SPLITS=splits, PRECISION=_precision(q),
         num_warps=4, num_stages=3 if q.element_size() == 2 else 2,
@@ -302,21 +336,20 @@ def _decode(
 
 def _prefill(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: _Cache,
     meta: AttentionMetadata,
     rule: _Rule,
     out: torch.Tensor,
 ) -> None:
-    _, num_kv_heads, block_size, head_dim = k_cache.shape
+    _, num_kv_heads, block_size, head_dim = cache.k.shape
     num_heads, first = q.shape[1], meta.num_decode_rows
     half = q.element_size() == 2
     tile_m = min(128 if half and head_dim <= 128 else 64, max(16, triton.next_power_of_2(meta.max_query_len)))
     grid = (triton.cdiv(meta.max_query_len, tile_m), num_heads, meta.kv_lens.shape[0] - first)
     prefill_kernel[grid](
-        q, k_cache, v_cache, meta.block_tables, meta.query_start, meta.kv_lens, rule.sinks, out, rule.scale,
+        q, *cache[:4], meta.block_tables, meta.query_start, meta.kv_lens, rule.sinks, out, rule.scale,
         q.stride(0), q.stride(1), meta.block_tables.stride(0), num_heads, num_kv_heads, first,
-        WINDOW=rule.window, CAP=rule.cap, SINKS=rule.sinks is not None,
+        CACHE=cache.kind, WINDOW=rule.window, CAP=rule.cap, SINKS=rule.sinks is not None,
         GROUP=num_heads // num_kv_heads, TILE_M=tile_m, BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, TILE_D=triton.next_power_of_2(head_dim), TILE_N=_TILE_N if half else 32,
         PRECISION=_precision(q), num_warps=8 if tile_m == 128 else 4, num_stages=3 if half else 2,
@@ -326,9 +359,10 @@ def _prefill(
 def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata) -> None:
     if q.dim() != 3 or k_cache.dim() != 4 or v_cache.shape != k_cache.shape or q.shape[2] != k_cache.shape[3]:
         raise ValueError(f"q [T, Hq, D] and caches [blocks, Hk, size, D] expected, got {q.shape}, {k_cache.shape}")
-    if q.shape[1] % k_cache.shape[1] or q.dtype != k_cache.dtype or v_cache.dtype != k_cache.dtype:
+    if q.shape[1] % k_cache.shape[1] or v_cache.dtype != k_cache.dtype:
         raise ValueError(
-            f"Hq must be a multiple of Hk and dtypes equal, got {q.shape[1]}, {k_cache.shape[1]}, {q.dtype}"
+            f"Hq must be a multiple of Hk and caches of one dtype, "
+            f"got {q.shape[1]}, {k_cache.shape[1]}, {k_cache.dtype}"
         )
     if q.stride(2) != 1 or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("heads of q must have adjacent elements, caches must be contiguous")

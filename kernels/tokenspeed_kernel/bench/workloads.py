@@ -19,7 +19,8 @@ from tokenspeed_kernel.moe.reference import route
 from tokenspeed_kernel.moe.routing import Routing
 from tokenspeed_kernel.moe.weights import Experts, GatedActivation
 from tokenspeed_kernel.numerics.case import Case, normal
-from tokenspeed_kernel.numerics.cases import expert_matrix, packed_weight, paged_metadata
+from tokenspeed_kernel.numerics.cases import expert_matrix, paged_metadata
+from tokenspeed_kernel.numerics.weight_cases import packed_weight
 from tokenspeed_kernel.quant.packed import PackedWeight
 from tokenspeed_kernel.quant.reference import dequantize
 
@@ -133,14 +134,14 @@ def _layer(model: Model, dtype: torch.dtype, tokens: int, generator: torch.Gener
     caches = [torch.zeros(512, model.kv_heads, _BLOCK_SIZE, model.head_dim, dtype=dtype) for _ in range(2)]
     slots = torch.randperm(512 * _BLOCK_SIZE, generator=generator)[:tokens]
     yield Workload(
-        "kvcache.store", heads, dtype, (k, v, *caches, slots), 2 * _size(k, v), 0, _torch_store,
+        "kvcache.store", heads, dtype, (k, v, *caches, slots, None), 2 * _size(k, v), 0, _torch_store,
         traits={"head_dim": model.head_dim, "block_size": _BLOCK_SIZE, "kv_dtype": dtype},
     )  # fmt: skip
 
 
 def _linears(model: Model, dtype: torch.dtype, tokens: int, generator: torch.Generator) -> Iterator[Workload]:
     both = 2 * model.inner
-    formats = (None,) if dtype == torch.bfloat16 else ("q4_1", "q8_0")
+    formats = (None, "fp8_b128", "int4_b128") if dtype == torch.bfloat16 else ("q4_1", "q8_0")
     for format in formats:
         for rows, columns in ((both, model.hidden), (model.hidden, model.inner)):
             x = normal(generator, tokens, columns, dtype=dtype)
@@ -212,7 +213,7 @@ def _attention(model: Model, dtype: torch.dtype, generator: torch.Generator, on_
         pairs = query_len * (2 * kv_len - query_len + 1) // 2
         yield Workload(
             "attention.paged", f"{rows} rows of {query_len} after {kv_len - query_len}", dtype,
-            (q, *caches, meta, model.head_dim**-0.5, 0, 0.0, None), 2 * _size(q) + _size(*caches),
+            (q, *caches, meta, model.head_dim**-0.5, 0, 0.0, None, None), 2 * _size(q) + _size(*caches),
             4 * rows * pairs * model.heads * model.head_dim, _torch_attention, _dense_attention,
             {
                 "head_dim": model.head_dim,
@@ -326,7 +327,7 @@ def _torch_rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_s
 
 
 def _torch_store(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, _: None
 ) -> None:
     block, offset = slots // k_cache.shape[2], slots % k_cache.shape[2]
     k_cache[block, :, offset] = k

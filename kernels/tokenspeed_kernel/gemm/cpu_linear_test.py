@@ -10,8 +10,8 @@ import torch
 
 from tokenspeed_kernel import api
 from tokenspeed_kernel.gemm.cpu_linear import linear
-from tokenspeed_kernel.numerics.cases import packed_weight
 from tokenspeed_kernel.numerics.cpu_isa import at_level, isa_levels, with_threads
+from tokenspeed_kernel.numerics.weight_cases import packed_weight
 from tokenspeed_kernel.quant.cpu_prepare import FORMAT_CODES
 from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, PackedWeight
 from tokenspeed_kernel.quant.reference import dequantize

@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: MIT
-"""Linear and embedding in float32 torch, from dense weights or GGUF blocks dequantised on the fly."""
+"""Linear and embedding in float32 torch, from dense weights or blocks dequantised on the fly."""
 
 from __future__ import annotations
 
 import torch
 
-from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, DENSE_FORMATS, GGUF_LAYOUT, ROWS_LAYOUT, PackedWeight, Weight
+from tokenspeed_kernel.quant.packed import (
+    BLOCK_FORMATS,
+    BLOCKS_LAYOUT,
+    DENSE_FORMATS,
+    ROUNDED_FORMATS,
+    ROWS_LAYOUT,
+    PackedWeight,
+    Weight,
+)
 from tokenspeed_kernel.quant.reference import dequantize, dequantize_rows
+from tokenspeed_kernel.quant.scaled import rounded_inputs
 from tokenspeed_kernel.registry import Band, anywhere, kernel
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _TRAITS = {
-    "weight_format": (*DENSE_FORMATS, *BLOCK_FORMATS),
-    "weight_layout": (ROWS_LAYOUT, GGUF_LAYOUT),
+    "weight_format": (*DENSE_FORMATS, *BLOCK_FORMATS, *ROUNDED_FORMATS),
+    "weight_layout": (ROWS_LAYOUT, BLOCKS_LAYOUT),
 }
 
 
@@ -20,7 +29,11 @@ _TRAITS = {
 def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply in float32 and round once."""
     dense = dequantize(weight) if isinstance(weight, PackedWeight) else weight.float()
-    out = x.float() @ dense.T
+    inputs = x.float()
+    if isinstance(weight, PackedWeight) and weight.rounding is not None:
+        values, scales = rounded_inputs(x, weight.rounding)
+        inputs = values.float() * scales
+    out = inputs @ dense.T
     if bias is not None:
         out = out + bias.float()
     return out.to(x.dtype)

@@ -7,12 +7,12 @@ import gguf
 import pytest
 import torch
 
-from tokenspeed_kernel.api import BLOCK_FORMATS
 from tokenspeed_kernel.gemm.reference import embedding, linear
-from tokenspeed_kernel.numerics.cases import packed_weight
+from tokenspeed_kernel.numerics.weight_cases import packed_weight
+from tokenspeed_kernel.quant.packed import GGUF_FORMATS
 
 
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
+@pytest.mark.parametrize("format", GGUF_FORMATS)
 def test_packed_weight_acts_as_its_values(format: str) -> None:
     generator = torch.Generator().manual_seed(3)
     weight = packed_weight(generator, format, 12, 512)

@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Dense products and look-ups on GPUs by torch, which calls cuBLAS."""
+"""Dense products, products of fp8 with fp8, and look-ups on GPUs by torch, which calls cuBLAS and CUTLASS."""
 
 from __future__ import annotations
 
 import torch
 
-from tokenspeed_kernel.quant.packed import DENSE_FORMATS, ROWS_LAYOUT, Weight
+from tokenspeed_kernel.quant.packed import (
+    DENSE_FORMATS,
+    ROUNDED_FORMATS,
+    ROUNDED_LAYOUT,
+    ROWS_LAYOUT,
+    PackedWeight,
+    Weight,
+)
+from tokenspeed_kernel.quant.scaled import rounded_inputs
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
 
@@ -56,6 +64,23 @@ def linear_heads(x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
         torch.bmm(x.transpose(0, 1), heads.transpose(1, 2), out=out.transpose(0, 1))
     else:
         out.copy_(torch.bmm(x.transpose(0, 1), heads.transpose(1, 2).to(x.dtype)).transpose(0, 1))
+
+
+@kernel(
+    "gemm.linear",
+    name="torch_fp8",
+    needs=cuda(8, 9),
+    dtypes={torch.bfloat16},
+    traits={"weight_format": ROUNDED_FORMATS, "weight_layout": {ROUNDED_LAYOUT}},
+    band=Band.PORTABLE,
+)
+def linear_fp8(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """Inputs rounded to e4m3 token by token, products on the fp8 matrix units, one scale a token and one an output."""
+    assert weight.rounding is not None and weight.scales is not None  # held by the traits
+    values, scales = rounded_inputs(x, weight.rounding)
+    return torch._scaled_mm(
+        values, weight.data.T, scale_a=scales, scale_b=weight.scales[None, :], bias=bias, out_dtype=x.dtype
+    )
 
 
 @kernel(

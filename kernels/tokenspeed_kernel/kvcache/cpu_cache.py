@@ -10,6 +10,9 @@ import torch
 from tokenspeed_kernel import _cpu
 from tokenspeed_kernel.registry import Band, cpu, kernel
 
+# The numbers of KvFormat in csrc/cpu/kernels.h.
+KV_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
+KV_DTYPES = tuple(KV_CODES)
 _ANY = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
 
@@ -35,9 +38,25 @@ def _checked_shape(k_cache: torch.Tensor, v_cache: torch.Tensor) -> _cpu.CacheSh
             f"k_cache and v_cache must have one shape [num_blocks, Hk, block_size, D] with contiguous blocks, "
             f"got {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
         )
-    if k_cache.dtype is not torch.float32 or v_cache.dtype is not torch.float32:
-        raise ValueError(f"caches must be float32, got {k_cache.dtype} and {v_cache.dtype}")
-    return _cpu.CacheShape(num_blocks, num_heads, block_size, head_dim, k_stride[0], v_stride[0])
+    code = KV_CODES.get(k_cache.dtype)
+    if code is None or v_cache.dtype is not k_cache.dtype:
+        raise ValueError(f"caches must be both of {KV_DTYPES}, got {k_cache.dtype} and {v_cache.dtype}")
+    return _cpu.CacheShape(num_blocks, num_heads, block_size, head_dim, k_stride[0], v_stride[0], code)
+
+
+def scale_addresses(k_cache: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[int, int]:
+    """For the kernels; zeros when there are none. ValueError when they do not belong to the cache."""
+    if scales is None:
+        return 0, 0
+    for scale in scales:
+        if scale.shape != k_cache.shape[:3] or scale.dtype is not torch.float32 or not scale.is_contiguous():
+            raise ValueError(
+                f"scales of a cache {tuple(k_cache.shape)} must be contiguous float32 {tuple(k_cache.shape[:3])}, "
+                f"got {scale.dtype} {tuple(scale.shape)}"
+            )
+    if k_cache.dtype is not torch.float8_e4m3fn:
+        raise ValueError(f"only a float8_e4m3fn cache has scales, this one is {k_cache.dtype}")
+    return scales[0].data_ptr(), scales[1].data_ptr()
 
 
 def latent_shape(cache: torch.Tensor) -> _cpu.CacheShape:
@@ -48,7 +67,7 @@ def latent_shape(cache: torch.Tensor) -> _cpu.CacheShape:
     num_blocks, block_size, width = cache.shape
     if cache.stride()[1:] != (width, 1) or cache.dtype is not torch.float32:
         raise ValueError(f"cache must be float32 with contiguous blocks, got {cache.dtype} {tuple(cache.shape)}")
-    shape = _cpu.CacheShape(num_blocks, 1, block_size, width, cache.stride(0), cache.stride(0))
+    shape = _cpu.CacheShape(num_blocks, 1, block_size, width, cache.stride(0), cache.stride(0), KV_CODES[torch.float32])
     cache.__dict__["_cpu_cache_shape"] = shape
     return shape
 
@@ -93,11 +112,16 @@ def _check_slots(slot_mapping: torch.Tensor, num_tokens: int) -> None:
     name="cpu",
     needs=cpu(),
     dtypes=(torch.float32,),
-    traits={"kv_dtype": (torch.float32,)},
+    traits={"kv_dtype": KV_DTYPES},
     band=Band.NATIVE,
 )
 def store_kv(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> None:
     """Copy each token's heads to its slot, tokens in order. ValueError for a slot outside the cache."""
     shape = cache_shape(k_cache, v_cache)
@@ -117,6 +141,7 @@ def store_kv(
         num_tokens,
         k_cache.data_ptr(),
         v_cache.data_ptr(),
+        scale_addresses(k_cache, scales),
         shape,
         slot_mapping.data_ptr(),
     )

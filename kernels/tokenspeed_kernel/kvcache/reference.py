@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from tokenspeed_kernel.quant.scaled import FP8_MAX, row_scales
 from tokenspeed_kernel.registry import Band, anywhere, kernel
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -12,13 +13,27 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 @kernel("kvcache.store", name="reference", needs=anywhere(), dtypes=_FLOATS, band=Band.REFERENCE)
 def store_kv(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> None:
     """cache[slot // block_size, :, slot % block_size] = value, token by token."""
     block_size = k_cache.shape[2]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
-    k_cache[blocks, :, offsets] = k.to(k_cache.dtype)
-    v_cache[blocks, :, offsets] = v.to(v_cache.dtype)
+    for index, (values, cache) in enumerate(((k, k_cache), (v, v_cache))):
+        if scales is not None:
+            factors = row_scales(values)
+            scales[index][blocks, :, offsets] = factors.squeeze(2)
+            values = values.float() / factors
+        if cache.dtype == torch.float8_e4m3fn:
+            # torch cannot scatter into this dtype, but into its bytes.
+            codes = values.float().clamp(-FP8_MAX, FP8_MAX).to(cache.dtype)
+            cache.view(torch.uint8)[blocks, :, offsets] = codes.view(torch.uint8)
+        else:
+            cache[blocks, :, offsets] = values.to(cache.dtype)
 
 
 @kernel("kvcache.store_latent", name="reference", needs=anywhere(), dtypes=_FLOATS, band=Band.REFERENCE)
@@ -28,7 +43,7 @@ def store_latent(latent: torch.Tensor, key: torch.Tensor, cache: torch.Tensor, s
     cache[slot_mapping // cache.shape[1], slot_mapping % cache.shape[1]] = row
 
 
-@kernel("kvcache.copy_blocks", name="reference", needs=anywhere(), dtypes=_FLOATS, band=Band.REFERENCE)
+@kernel("kvcache.copy_blocks", name="reference", needs=anywhere(), dtypes=(*_FLOATS, torch.uint8), band=Band.REFERENCE)
 def copy_blocks(caches: list[torch.Tensor], pairs: torch.Tensor) -> None:
     """All sources are read before any destination is written."""
     source, target = pairs[:, 0].long(), pairs[:, 1].long()

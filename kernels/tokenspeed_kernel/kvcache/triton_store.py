@@ -8,36 +8,44 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel.quant.triton_fp8 import round_to, to_fp8
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
 
 @triton.jit
+def _store_row(
+    row, inside, cache, at, scales, scale_at, SCALED: tl.constexpr, FP8: tl.constexpr
+):  # fmt: skip
+    """One head of one token, rounded to the cache's dtype."""
+    if FP8:
+        value = row.to(tl.float32)
+        if SCALED:
+            largest = tl.max(tl.abs(value), axis=0)
+            scale = tl.where(largest > 0.0, tl.div_rn(largest, 448.0), 1.0)
+            tl.store(scales + scale_at, scale)
+            value = tl.div_rn(value, scale)
+        tl.store(cache + at, to_fp8(value), mask=inside)
+    else:
+        tl.store(cache + at, round_to(row.to(tl.float32), cache.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def store_kv_kernel(
-    k,
-    v,
-    k_cache,
-    v_cache,
-    slot_mapping,
-    stride_kt,
-    stride_kh,
-    stride_vt,
-    stride_vh,
-    block_size,
-    head_dim,
-    num_kv_heads,
-    BLOCK: tl.constexpr,
-):
+    k, v, k_cache, v_cache, k_scales, v_scales, slot_mapping, stride_kt, stride_kh, stride_vt, stride_vh,
+    block_size, head_dim, num_kv_heads, SCALED: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Copy head h of token t to cache[slot // block_size, h, slot % block_size]."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     slot = tl.load(slot_mapping + token)
     column = tl.arange(0, BLOCK)
     inside = column < head_dim
-    at = ((slot // block_size * num_kv_heads + head) * block_size + slot % block_size) * head_dim + column
+    row = (slot // block_size * num_kv_heads + head) * block_size + slot % block_size
+    at = row * head_dim + column
     key = tl.load(k + token * stride_kt + head * stride_kh + column, mask=inside, other=0.0)
     value = tl.load(v + token * stride_vt + head * stride_vh + column, mask=inside, other=0.0)
-    tl.store(k_cache + at, key.to(k_cache.dtype.element_ty), mask=inside)
-    tl.store(v_cache + at, value.to(v_cache.dtype.element_ty), mask=inside)
+    _store_row(key, inside, k_cache, at, k_scales, row, SCALED, FP8)
+    _store_row(value, inside, v_cache, at, v_scales, row, SCALED, FP8)
 
 
 @kernel(
@@ -48,7 +56,12 @@ def store_kv_kernel(
     band=Band.PORTABLE,
 )
 def store_kv(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> None:
     """One launch."""
     tokens, num_kv_heads, head_dim = k.shape
@@ -58,23 +71,16 @@ def store_kv(
         )
     if k.stride(2) != 1 or v.stride(2) != 1 or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("heads of k and v must have adjacent elements, caches must be contiguous")
+    fp8 = k_cache.dtype == torch.float8_e4m3fn
+    if fp8:
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    k_scales, v_scales = scales if scales is not None else (k_cache, v_cache)
     if tokens:
         store_kv_kernel[(tokens, num_kv_heads)](
-            k,
-            v,
-            k_cache,
-            v_cache,
-            slot_mapping,
-            k.stride(0),
-            k.stride(1),
-            v.stride(0),
-            v.stride(1),
-            k_cache.shape[2],
-            head_dim,
-            num_kv_heads,
-            BLOCK=triton.next_power_of_2(head_dim),
-            num_warps=1,
-        )
+            k, v, k_cache, v_cache, k_scales, v_scales, slot_mapping,
+            k.stride(0), k.stride(1), v.stride(0), v.stride(1), k_cache.shape[2], head_dim, num_kv_heads,
+            SCALED=scales is not None, FP8=fp8, BLOCK=triton.next_power_of_2(head_dim), num_warps=1,
+        )  # fmt: skip
 
 
 @triton.jit

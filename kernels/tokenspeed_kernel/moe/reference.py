@@ -10,7 +10,14 @@ import torch
 from tokenspeed_kernel.gemm.reference import linear
 from tokenspeed_kernel.moe.routing import Routing
 from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
-from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, DENSE_FORMATS, GGUF_LAYOUT, ROWS_LAYOUT, Weight, weight_traits
+from tokenspeed_kernel.quant.packed import (
+    BLOCK_FORMATS,
+    BLOCKS_LAYOUT,
+    DENSE_FORMATS,
+    ROWS_LAYOUT,
+    Weight,
+    weight_traits,
+)
 from tokenspeed_kernel.registry import Band, anywhere, kernel
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -53,7 +60,7 @@ def activate(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Tensor
 
 
 def _readable(layouts: tuple[str, ...]) -> bool:
-    return all(layout in (ROWS_LAYOUT, GGUF_LAYOUT) for layout in layouts)
+    return all(layout in (ROWS_LAYOUT, BLOCKS_LAYOUT) for layout in layouts)
 
 
 @kernel(

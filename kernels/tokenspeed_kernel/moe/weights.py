@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from tokenspeed_kernel.quant.packed import GGUF_LAYOUT, ROWS_LAYOUT, PackedWeight, Weight
+from tokenspeed_kernel.quant.packed import BLOCKS_LAYOUT, ROWS_LAYOUT, PackedWeight, Weight
 
 ActivationKind = Literal["silu", "swiglu_clamped"]
 
@@ -36,7 +36,7 @@ class GatedActivation:
 class ExpertMatrix:
     """One matrix [N, K] of each of E experts.
 
-    data: in layout "rows" the dense [E, N, K]; in "gguf" uint8 [E, N, row_bytes]; else the layout's bytes, uint8
+    data: in layout "rows" the dense [E, N, K]; in "blocks" uint8 [E, N, row_bytes]; else the layout's bytes, uint8
         [E, bytes of one expert].
     format: a key of BLOCK_FORMATS, or a dense dtype's name.
     shape: (E, N, K).
@@ -51,7 +51,7 @@ class ExpertMatrix:
         """Each expert's weight as `gemm.linear` knows it. ValueError for a layout of a device."""
         if self.layout == ROWS_LAYOUT:
             yield from self.data.unbind(0)
-        elif self.layout == GGUF_LAYOUT:
+        elif self.layout == BLOCKS_LAYOUT:
             for data in self.data.unbind(0):
                 yield PackedWeight(data, self.format, self.shape[1:])
         else:

@@ -16,6 +16,7 @@ from triton.compiler import ASTSource
 from tokenspeed_kernel.activation.triton_silu import silu_and_mul_kernel
 from tokenspeed_kernel.attention.triton_mla import latent_kernel
 from tokenspeed_kernel.attention.triton_paged import decode_kernel, merge_kernel, num_splits, prefill_kernel
+from tokenspeed_kernel.gemm.triton_scaled import scaled_embedding_kernel, scaled_linear_kernel
 from tokenspeed_kernel.kvcache.triton_store import store_kv_kernel, store_latent_kernel
 from tokenspeed_kernel.moe.triton_experts import (
     count_kernel,
@@ -50,10 +51,19 @@ class Build(NamedTuple):
     num_stages: int = 3
 
 
-_TILES = {"GROUP": 4, "BLOCK_SIZE": 16, "HEAD_DIM": 128, "TILE_D": 128, "TILE_N": 64, "PRECISION": "tf32", "WINDOW": 0}
+_TILES = {
+    "CACHE": "floats",
+    "GROUP": 4,
+    "BLOCK_SIZE": 16,
+    "HEAD_DIM": 128,
+    "TILE_D": 128,
+    "TILE_N": 64,
+    "PRECISION": "tf32",
+    "WINDOW": 0,
+}
 _TILES |= {"CAP": 0.0, "SINKS": False}
 _PAGED = {
-    **dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16"),
+    **dict.fromkeys(("q", "k_cache", "v_cache", "k_scales", "v_scales", "out"), "*bf16"),
     **dict.fromkeys(("block_tables", "kv_lens"), "*i32"),
     "sinks": "*fp32",
     "scale": "fp32",
@@ -73,6 +83,16 @@ _LATENT_TILES = {
     "TILE_N": 32,
     "PRECISION": "tf32",
 }
+_SMALL_CACHE = {
+    **dict.fromkeys(("k_cache", "v_cache"), "*u8"),
+    **dict.fromkeys(("k_scales", "v_scales"), "*fp32"),
+}
+_SCALED = {
+    **dict.fromkeys(("x", "bias", "out"), "*bf16"),
+    **dict.fromkeys(("values", "zeros"), "*u8"),
+    "scales": "*fp32",
+}
+_SCALED_TILES = {"BIASED": True, "BLOCK": 128, "TILE_T": 16, "TILE_N": 32, "PRECISION": "tf32"}
 _SAMPLE = {
     **dict.fromkeys(("logits", "temperatures", "top_ps", "min_ps"), "*fp32"),
     **dict.fromkeys(("top_ks", "out"), "*i32"),
@@ -199,8 +219,8 @@ BUILDS = {
     ),
     "store": Build(
         store_kv_kernel,
-        {**dict.fromkeys(("k", "v", "k_cache", "v_cache"), "*bf16"), "slot_mapping": "*i64"},
-        {"BLOCK": 128},
+        {**dict.fromkeys(("k", "v", "k_cache", "v_cache", "k_scales", "v_scales"), "*bf16"), "slot_mapping": "*i64"},
+        {"SCALED": False, "FP8": False, "BLOCK": 128},
         1,
     ),
     "store latent": Build(
@@ -208,6 +228,29 @@ BUILDS = {
         {**dict.fromkeys(("latent", "key", "cache"), "*bf16"), "slot_mapping": "*i64"},
         {"BLOCK": 512},
         2,
+    ),
+    "store, fp8 with scales": Build(
+        store_kv_kernel,
+        {"k": "*bf16", "v": "*bf16", **_SMALL_CACHE, "slot_mapping": "*i64"},
+        {"SCALED": True, "FP8": True, "BLOCK": 128},
+        1,
+    ),
+    "decode, split, fp8": Build(
+        decode_kernel,
+        {**_PAGED, **_SMALL_CACHE, "partial": "*fp32", "stats": "*fp32"},
+        {**_TILES, "CACHE": "fp8", "TILE_M": 16, "NUM_SPLITS": 8},
+    ),
+    "prefill, fp8 with scales": Build(
+        prefill_kernel,
+        {**_PAGED, **_SMALL_CACHE, "query_start": "*i32"},
+        {**_TILES, "CACHE": "scaled", "TILE_M": 128},
+        8,
+    ),
+    "linear, fp8": Build(scaled_linear_kernel, _SCALED, {**_SCALED_TILES, "KIND": "fp8"}),
+    "linear, int8": Build(scaled_linear_kernel, _SCALED, {**_SCALED_TILES, "KIND": "int8", "TILE_T": 64, "TILE_N": 64}),
+    "linear, int4": Build(scaled_linear_kernel, _SCALED, {**_SCALED_TILES, "KIND": "int4", "BLOCK": 32}),
+    "embedding, int4": Build(
+        scaled_embedding_kernel, {**_SCALED, "token_ids": "*i64"}, {"KIND": "int4", "BLOCK": 128}, 1
     ),
     "penalties": Build(penalties_kernel, _PENALTIES, {"BLOCK": 1024}),
     "update tables": Build(update_tables_kernel, dict.fromkeys(("tables", "updates", "count"), "*i32"), {"BLOCK": 128}),
@@ -279,8 +322,9 @@ def test_tiles_of_experts_are_as_tall_as_their_average(num_pairs: int, num_exper
     assert tile_rows(num_pairs, num_experts, half) == rows
 
 
-def test_decode_compiles_for_ampere() -> None:
-    assert compile_for("decode, split", 80).asm["cubin"][:4] == b"\x7fELF"
+@pytest.mark.parametrize("name", ["decode, split", "decode, split, fp8", "store, fp8 with scales", "linear, fp8"])
+def test_kernel_compiles_for_ampere(name: str) -> None:
+    assert compile_for(name, 80).asm["cubin"][:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(

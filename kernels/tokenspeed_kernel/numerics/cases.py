@@ -15,9 +15,14 @@ import torch
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.moe.routing import Routing
 from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
-from tokenspeed_kernel.numerics import sampling_cases
+from tokenspeed_kernel.numerics import sampling_cases, weight_cases
 from tokenspeed_kernel.numerics.case import Case, Dtype, normal
-from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, GGUF_LAYOUT, ROWS_LAYOUT, PackedWeight, row_bytes
+from tokenspeed_kernel.numerics.weight_cases import packed_weight, small_caches
+from tokenspeed_kernel.quant.packed import (
+    BLOCK_FORMATS,
+    BLOCKS_LAYOUT,
+    ROWS_LAYOUT,
+)
 from tokenspeed_kernel.rope.heads import HeadNorms, Heads, Slots
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -39,30 +44,6 @@ def strided_tokens(values: torch.Tensor) -> torch.Tensor:
     wide = torch.full((tokens, heads * size + 8 * size), float("nan"), dtype=values.dtype)
     wide[:, : heads * size] = values.reshape(tokens, heads * size)
     return wide[:, : heads * size].unflatten(1, (heads, size))
-
-
-def packed_weight(generator: torch.Generator, format: str, rows: int, columns: int) -> PackedWeight:
-    """Random GGUF bytes whose float16 scales are small, so that values stay near one."""
-    block = BLOCK_FORMATS[format]
-    data = torch.randint(0, 256, (rows, row_bytes(format, columns)), generator=generator, dtype=torch.uint8)
-    blocks = data.view(rows, -1, block.num_bytes)
-    for at, size in _SCALES[format]:
-        scales = (torch.rand(blocks.shape[:2], generator=generator) + 0.5) * size
-        blocks[:, :, at : at + 2] = scales.half().view(torch.uint8).view(*blocks.shape[:2], 2)
-    return PackedWeight(data, format, (rows, columns))
-
-
-# Per format: byte offset and magnitude of each float16 in a block.
-_SCALES: dict[str, tuple[tuple[int, float], ...]] = {
-    "q4_0": ((0, 0.02),),
-    "q4_1": ((0, 0.02), (2, -0.15)),
-    "q5_0": ((0, 0.01),),
-    "q5_1": ((0, 0.01), (2, -0.15)),
-    "q8_0": ((0, 0.001),),
-    "q4_k": ((0, 0.0005), (2, 0.004)),
-    "q5_k": ((0, 0.0003), (2, 0.004)),
-    "q6_k": ((208, 0.0001),),
-}
 
 
 def paged_metadata(
@@ -123,8 +104,18 @@ def _attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
             sinks = normal(generator, heads, std=2.0) if sunk else None
             name = f"{label}, {heads}/{kv_heads} heads of {head_dim}, window {window}, cap {softcap}, sinks {sunk}"
             queries = strided_tokens(q) if heads == 3 else q
-            args = (queries, *caches, meta, head_dim**-0.5, window, softcap, sinks)
-            yield Case("attention.paged", name, dtype, args, traits=traits)
+            args = (meta, head_dim**-0.5, window, softcap, sinks)
+            yield Case("attention.paged", name, dtype, (queries, *caches, *args, None), traits=traits)
+            for kv_dtype, scales in small_caches(generator, caches[0].shape[:3]):
+                small = [cache.clamp(-400, 400).to(kv_dtype) for cache in caches]
+                yield Case(
+                    "attention.paged",
+                    f"{name}, {kv_dtype} {'scaled' if scales else 'cache'}",
+                    dtype,
+                    (queries, *small, *args, scales),
+                    traits=traits | {"kv_dtype": kv_dtype},
+                )
+
     yield from _long_attention(dtype, generator)
 
 
@@ -156,7 +147,7 @@ def _long_attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
                 "sinks": False,
             }
             name = f"{label}, {heads}/{kv_heads} heads, blocks of {block_size}"
-            args = (q, *caches, meta, 128**-0.5, 0, 0.0, None)
+            args = (q, *caches, meta, 128**-0.5, 0, 0.0, None, None)
             yield Case("attention.paged", name, dtype, args, traits=traits)
 
 
@@ -182,55 +173,6 @@ def _linear_heads(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
         label = f"{tokens} tokens, {heads} heads, [{rows}, {columns}]"
         traits = {"rows_per_head": rows}
         yield Case("gemm.heads", label, dtype, (x, weight, out), mutated=(2,), traits=traits)
-
-
-def _linear(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    for tokens, columns, rows, biased in ((1, 64, 33, False), (5, 96, 48, True), (17, 256, 65, False)):
-        x = normal(generator, tokens, columns, dtype=dtype)
-        weight = normal(generator, rows, columns, dtype=dtype, std=columns**-0.5)
-        bias = normal(generator, rows, dtype=dtype) if biased else None
-        yield Case("gemm.linear", f"[{tokens}, {columns}] x [{rows}, {columns}] dense", dtype, (x, weight, bias))
-    for label, x, weight in _skinny(dtype, generator):
-        yield Case("gemm.linear", label, dtype, (x, weight, None))
-    for format in BLOCK_FORMATS:
-        for tokens, rows, columns in ((1, 40, 512), (7, 33, 256)):
-            x = normal(generator, tokens, columns, dtype=dtype, std=0.5)
-            packed = packed_weight(generator, format, rows, columns)
-            yield Case("gemm.linear", f"[{tokens}, {columns}] x {format} [{rows}, {columns}]", dtype, (x, packed, None))
-
-
-def _skinny(dtype: Dtype, generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Few rows of x, as decoding has: sizes around the tiles of solutions made for that."""
-    for tokens, columns, rows in ((1, 1032, 144), (8, 128, 16), (6, 512, 4256), (11, 264, 304)):
-        x = normal(generator, tokens, columns, dtype=dtype)
-        weight = normal(generator, rows, columns, dtype=dtype, std=columns**-0.5)
-        yield f"[{tokens}, {columns}] x [{rows}, {columns}] dense", x, weight
-
-
-def _linear_silu(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    for label, x, weight in _skinny(dtype, generator):
-        yield Case("gemm.linear_silu_and_mul", label, dtype, (x, weight, None))
-    x = normal(generator, 5, 96, dtype=dtype)
-    weight = normal(generator, 48, 96, dtype=dtype, std=96**-0.5)
-    yield Case("gemm.linear_silu_and_mul", "with a bias", dtype, (x, weight, normal(generator, 48, dtype=dtype)))
-    packed = packed_weight(generator, "q8_0", 64, 512)
-    x = normal(generator, 3, 512, dtype=dtype, std=0.5)
-    yield Case("gemm.linear_silu_and_mul", "packed", dtype, (x, packed, None))
-
-
-def _logits(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    for label, x, weight in _skinny(dtype, generator):
-        yield Case("gemm.logits", label, dtype, (x, weight))
-    args = (normal(generator, 3, 512, dtype=dtype, std=0.5), packed_weight(generator, "q4_1", 65, 512))
-    yield Case("gemm.logits", "packed", dtype, args)
-
-
-def _embedding(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    ids = torch.tensor([0, 39, 7, 7, 12])
-    yield Case("gemm.embedding", "dense", dtype, (ids, normal(generator, 40, 65, dtype=dtype), dtype))
-    yield Case("gemm.embedding", "int32 ids", dtype, (ids.int(), normal(generator, 40, 64, dtype=dtype), dtype))
-    for format in BLOCK_FORMATS:
-        yield Case("gemm.embedding", format, dtype, (ids, packed_weight(generator, format, 40, 512), dtype))
 
 
 _NORM_SHAPES = ((1, 64), (3, 576), (5, 1000), (2, 4096))
@@ -303,7 +245,7 @@ def _norm_rope_store(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]
         cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
         positions = torch.randint(0, 50, (tokens,), generator=generator)
         k_cache, v_cache = (normal(generator, 4, kv_heads, 16, head_dim, dtype=dtype) for _ in range(2))
-        slots = Slots(k_cache, v_cache, torch.randperm(64, generator=generator)[:tokens])
+        slots = Slots(k_cache, v_cache, torch.randperm(64, generator=generator)[:tokens], None, None)
         traits = {
             "head_dim": head_dim,
             "rot_dim": rot_dim,
@@ -323,7 +265,19 @@ def _store_kv(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
         slots = torch.randperm(4 * block_size, generator=generator)[:tokens]
         traits = {"head_dim": head_dim, "block_size": block_size, "kv_dtype": dtype}
         label = f"{tokens} tokens, {kv_heads} heads of {head_dim}"
-        yield Case("kvcache.store", label, dtype, (k, v, *caches, slots), mutated=(2, 3), traits=traits)
+        yield Case("kvcache.store", label, dtype, (k, v, *caches, slots, None), mutated=(2, 3), traits=traits)
+        # Values that fp8 holds as subnormals, in between, and not at all.
+        k, v = k * torch.tensor(0.003), v * torch.tensor(150.0)
+        for kv_dtype, scales in small_caches(generator, caches[0].shape[:3]):
+            small = [cache.to(kv_dtype) for cache in caches]
+            yield Case(
+                "kvcache.store",
+                f"{label}, {kv_dtype} {'scaled' if scales else 'cache'}",
+                dtype,
+                (k, v, *small, slots, scales),
+                mutated=(2, 3, 5),
+                traits=traits | {"kv_dtype": kv_dtype},
+            )
 
 
 def _store_latent(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
@@ -338,7 +292,10 @@ def _store_latent(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
 
 
 def _copy_blocks(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    caches = [normal(generator, 6, 2, 16, 64, dtype=dtype) for _ in range(3)]
+    caches = [normal(generator, 6, 2, 16, 64) for _ in range(3)]
+    caches = (
+        [(cache * 9).to(torch.uint8) for cache in caches] if dtype == torch.uint8 else [c.to(dtype) for c in caches]
+    )
     pairs = torch.tensor([[1, 4], [3, 0], [1, 5]], dtype=torch.int32)
     yield Case("kvcache.copy_blocks", "three pairs, three caches", dtype, (caches, pairs), mutated=(0,))
 
@@ -370,7 +327,7 @@ def expert_matrix(generator: torch.Generator, format: str, shape: tuple[int, int
     num_experts, rows, columns = shape
     if format in BLOCK_FORMATS:
         data = packed_weight(generator, format, num_experts * rows, columns).data
-        return ExpertMatrix(data.view(num_experts, rows, -1), format, shape, GGUF_LAYOUT)
+        return ExpertMatrix(data.view(num_experts, rows, -1), format, shape, BLOCKS_LAYOUT)
     return ExpertMatrix(normal(generator, *shape, dtype=getattr(torch, format), std=std), format, shape, ROWS_LAYOUT)
 
 
@@ -462,10 +419,10 @@ _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "attention.paged": _attention,
     "attention.mla": _latent_attention,
     "gemm.heads": _linear_heads,
-    "gemm.linear": _linear,
-    "gemm.linear_silu_and_mul": _linear_silu,
-    "gemm.logits": _logits,
-    "gemm.embedding": _embedding,
+    "gemm.linear": weight_cases.linear,
+    "gemm.linear_silu_and_mul": weight_cases.linear_silu,
+    "gemm.logits": weight_cases.logits,
+    "gemm.embedding": weight_cases.embedding,
     "norm.rms": _rms_norm,
     "norm.add_rms": _add_rms_norm,
     "activation.silu_and_mul": _silu_and_mul,

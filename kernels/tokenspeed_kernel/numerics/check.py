@@ -22,7 +22,7 @@ from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts
 from tokenspeed_kernel.numerics.case import Case
 from tokenspeed_kernel.numerics.cases import cases
 from tokenspeed_kernel.numerics.tolerances import distance, tolerance
-from tokenspeed_kernel.quant.packed import PackedWeight, weight_traits
+from tokenspeed_kernel.quant.packed import PackedWeight, Weight, weight_traits
 from tokenspeed_kernel.registry import KernelSpec, solutions
 
 _EXPERTS_OP = "moe.experts"
@@ -55,6 +55,8 @@ def check_solution(spec: KernelSpec, device: str, keep: Callable[[Case], bool] =
 
 def serves(spec: KernelSpec, case: Case, device: str) -> bool:
     """Whether the solution takes such a call; the device type itself is not looked at."""
+    if case.op in _WEIGHT_OPS and _rounds(case.args[1]) != _rounds(prepared(spec, case, device)[1]):
+        return False  # it computes something else there, more exactly
     return spec.misfit(spec.needs.device or device, case.dtype, call_traits(spec, case, device)) is None
 
 
@@ -87,11 +89,16 @@ def _judged_as(case: Case, want: torch.Tensor) -> torch.dtype:
     return case.dtype if case.op == "gemm.logits" else want.dtype
 
 
+def _rounds(weight: Weight) -> bool:
+    """Whether products with it round their inputs."""
+    return isinstance(weight, PackedWeight) and weight.rounding is not None
+
+
 def prepared(spec: KernelSpec, case: Case, device: str) -> tuple[Any, ...]:
     """The arguments on `device`, weights as they are after loading."""
     args = to_device(case.args, device)
     if case.op in _WEIGHT_OPS:
-        return (args[0], prepare_weight(case.args[1], device, case.dtype), *args[2:])
+        return (args[0], _prepared_weight(spec, case, device), *args[2:])
     if case.op == _EXPERTS_OP:
         return (*args[:3], _prepared_experts(spec, case, device))
     return args
@@ -117,6 +124,19 @@ def _prepared_experts(spec: KernelSpec, case: Case, device: str) -> Experts:
     )
 
 
+def _prepared_weight(spec: KernelSpec, case: Case, device: str) -> Weight:
+    """The case's weight as the solution's own device prepares it, also where that device is only interpreted."""
+    weight: Weight = case.args[1]
+    kind = spec.needs.device or device
+    if torch.device(device).type == kind:
+        return prepare_weight(weight, device, case.dtype)
+    data = weight if isinstance(weight, torch.Tensor) else weight.data
+    format = {"weight_format": weight_traits(weight)[0]}
+    best = next(item for item in solutions("quant.prepare") if item.misfit(kind, data.dtype, format) is None)
+    prepared: Weight = best.fn(weight, torch.device(device), case.dtype)
+    return prepared
+
+
 def to_device(value: Any, device: str) -> Any:
     """A deep copy on `device`; strides of tensors are kept."""
     if isinstance(value, torch.Tensor):
@@ -138,7 +158,9 @@ def _call(fn: Callable[..., Any], case: Case, args: tuple[Any, ...]) -> list[tor
     )
     with poisoned_outputs():
         returned = fn(*mine)
-    return [*_tensors(returned), *(tensor for index in case.mutated for tensor in _tensors(mine[index]))]
+    found = [*_tensors(returned), *(tensor for index in case.mutated for tensor in _tensors(mine[index]))]
+    # fp8 caches as their bytes: torch cannot compare the numbers.
+    return [tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor for tensor in found]
 
 
 def _copy(value: Any) -> Any:
@@ -151,9 +173,10 @@ def _copy(value: Any) -> Any:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, torch.Tensor) else list(value)
+    """The tensors in it, in order, whatever else there is."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (tuple, list)) else []
 
 
 @contextlib.contextmanager

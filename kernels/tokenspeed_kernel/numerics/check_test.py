@@ -45,8 +45,8 @@ def test_output_left_unwritten_is_noticed() -> None:
 def test_write_outside_the_slots_is_noticed() -> None:
     reference = _reference("kvcache.store")
 
-    def also_elsewhere(k, v, k_cache, v_cache, slots):  # type: ignore[no-untyped-def]
-        reference.fn(k, v, k_cache, v_cache, slots)
+    def also_elsewhere(k, v, k_cache, v_cache, slots, scales):  # type: ignore[no-untyped-def]
+        reference.fn(k, v, k_cache, v_cache, slots, scales)
         k_cache[-1, -1, -1, -1] += 1
 
     broken = dataclasses.replace(reference, fn=also_elsewhere)

@@ -12,7 +12,7 @@ import threading
 import torch
 
 from tokenspeed_kernel import _cpu
-from tokenspeed_kernel.quant.packed import GGUF_LAYOUT, PackedWeight, Weight, weight_traits
+from tokenspeed_kernel.quant.packed import BLOCKS_LAYOUT, PackedWeight, Weight, weight_traits
 from tokenspeed_kernel.registry import Band, cpu, kernel
 
 CPU_LAYOUT = "cpu_rows16"
@@ -30,6 +30,12 @@ FORMAT_CODES = {
     "q4_k": 8,
     "q5_k": 9,
     "q6_k": 10,
+    "fp8_b32": 11,
+    "fp8_b128": 12,
+    "int8_b32": 13,
+    "int8_b128": 14,
+    "int4_b32": 15,
+    "int4_b128": 16,
 }
 
 
@@ -80,7 +86,7 @@ def pack_into(weight: Weight, packed: torch.Tensor) -> None:
     """Write a [N, K] weight's bits into `packed`, uint8 of its packed size. ValueError when it is prepared already."""
     format, layout = weight_traits(weight)
     source = weight if isinstance(weight, torch.Tensor) else weight.data
-    if isinstance(weight, PackedWeight) and layout != GGUF_LAYOUT:
+    if isinstance(weight, PackedWeight) and layout != BLOCKS_LAYOUT:
         raise ValueError(f"a weight is prepared once; this one is in layout {layout!r} already")
     source = source.contiguous()
     _cpu.pack(FORMAT_CODES[format], source.data_ptr(), weight.shape[0], weight.shape[1], packed.data_ptr())
@@ -102,4 +108,5 @@ def prepare(weight: Weight, device: torch.device, dtype: torch.dtype) -> PackedW
     shape = (weight.shape[0], weight.shape[1])
     packed = packed_buffer(_cpu.packed_bytes(FORMAT_CODES[format], *shape))
     pack_into(weight, packed)
-    return PackedWeight(packed, format, shape, CPU_LAYOUT)
+    columns = weight.columns if isinstance(weight, PackedWeight) else None
+    return PackedWeight(packed, format, shape, CPU_LAYOUT, columns=columns)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Packed weights: the GGUF block formats we read, and the value that carries packed bytes around.
+"""Packed weights: the block formats we read, and the value that carries packed bytes around.
 
-A packed row is a run of blocks; a block holds a fixed number of values in a fixed number of bytes. The byte
-layouts are those of the GGUF specification; `quant/reference.py` reads them.
+A packed row is a run of blocks; a block holds a fixed number of values in a fixed number of bytes, scales included,
+so rows and runs of whole blocks can be cut out and put together as bytes. GGUF_FORMATS have the byte layouts of the
+GGUF specification; SCALED_FORMATS are ours for checkpoints quantized for GPUs: `quant/scaled.py` makes them,
+`quant/reference.py` reads both.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ from typing import NamedTuple
 
 import torch
 
-GGUF_LAYOUT = "gguf"
+BLOCKS_LAYOUT = "blocks"
 ROWS_LAYOUT = "rows"
+ROUNDED_LAYOUT = "fp8_rows"
+"""Of fp8 weights with one scale a row on devices with fp8 matrix units: data e4m3 [N, K], scales float32 [N]."""
+SCALED_LAYOUT = "scaled"
+"""Of SCALED_FORMATS with `scales` and `zeros` apart, as `scaled.split_blocks` gives them."""
 
 
 class BlockFormat(NamedTuple):
@@ -23,7 +29,7 @@ class BlockFormat(NamedTuple):
     num_bytes: int
 
 
-BLOCK_FORMATS: dict[str, BlockFormat] = {
+GGUF_FORMATS: dict[str, BlockFormat] = {
     "q4_0": BlockFormat(32, 18),
     "q4_1": BlockFormat(32, 20),
     "q5_0": BlockFormat(32, 22),
@@ -34,26 +40,57 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
     "q6_k": BlockFormat(256, 210),
 }
 
+# A float32 scale, for int4 a zero point (uint8), then the values: e4m3, int8, or nibbles (the first half of the block
+# in the low ones, the second half in the high ones). value = scale * (stored - zero).
+SCALED_FORMATS: dict[str, BlockFormat] = {
+    "fp8_b32": BlockFormat(32, 4 + 32),
+    "fp8_b128": BlockFormat(128, 4 + 128),
+    "int8_b32": BlockFormat(32, 4 + 32),
+    "int8_b128": BlockFormat(128, 4 + 128),
+    "int4_b32": BlockFormat(32, 4 + 1 + 16),
+    "int4_b128": BlockFormat(128, 4 + 1 + 64),
+}
+BLOCK_FORMATS = GGUF_FORMATS | SCALED_FORMATS
+
+ROUNDED_INPUTS = "_a8"
+"""What `weight_traits` adds to the format of a weight whose products round their inputs to fp8."""
+ROUNDED_FORMATS = tuple(name + ROUNDED_INPUTS for name in SCALED_FORMATS if name.startswith("fp8"))
+
+
+@dataclass(frozen=True)
+class InputRounding:
+    """x is rounded to e4m3 before the product: x / scale, with one fixed scale or (None) each token's largest
+    magnitude / 448. Only devices with fp8 matrix units do so; `prepare_weight` drops it on the others."""
+
+    scale: float | None
+
 
 @dataclass(frozen=True)
 class PackedWeight:
     """A weight [N, K] whose bytes are not a dense tensor.
 
-    data: the bytes. In layout "gguf": uint8 [N, row_bytes]; in another layout: whatever its solutions expect.
+    data: the bytes. In layout "blocks": uint8 [N, row_bytes]; in another layout: whatever its solutions expect.
     format: a key of BLOCK_FORMATS, or a dense dtype's name ("bfloat16") when only the order of values is special.
     shape: (N, K), outputs by inputs, as the dequantised weight would have.
-    layout: "gguf", or the name a device's `quant.prepare` solution gives to its own order of the bytes.
+    layout: "blocks", or the name a device's `quant.prepare` solution gives to its own order of the bytes.
+    scales, zeros: beside `data`, in layouts that keep them apart.
+    columns: int64 [K] or None; column i of the weight multiplies input columns[i] (weights sorted by group).
+    rounding: how inputs are rounded; None: not at all.
 
-    Raises ValueError when layout "gguf" and `data` disagree with `format` and `shape`.
+    Raises ValueError when layout "blocks" and `data` disagree with `format` and `shape`.
     """
 
     data: torch.Tensor
     format: str
     shape: tuple[int, int]
-    layout: str = GGUF_LAYOUT
+    layout: str = BLOCKS_LAYOUT
+    scales: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+    rounding: InputRounding | None = None
 
     def __post_init__(self) -> None:
-        if self.layout != GGUF_LAYOUT:
+        if self.layout != BLOCKS_LAYOUT:
             return
         if self.format not in BLOCK_FORMATS:
             raise ValueError(f"format {self.format!r} is not a packed format; known: {', '.join(BLOCK_FORMATS)}")
@@ -80,7 +117,7 @@ def weight_traits(weight: Weight) -> tuple[str, str]:
     """(format, layout) as selection sees a weight: ("bfloat16", "rows") for a dense one."""
     if isinstance(weight, torch.Tensor):
         return _DENSE_NAMES[weight.dtype], ROWS_LAYOUT
-    return weight.format, weight.layout
+    return weight.format + (ROUNDED_INPUTS if weight.rounding is not None else ""), weight.layout
 
 
 _DENSE_NAMES = {

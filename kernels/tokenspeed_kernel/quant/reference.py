@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Dequantisation of the GGUF block formats in plain torch, and the preparation that changes nothing.
+"""Dequantisation of the block formats in plain torch, and the preparation that changes nothing.
 
 Byte layouts and the order of the float32 operations follow the GGUF specification, so results equal those of the
 `gguf` package bit for bit. q4_0 .. q8_0 have one scale for 32 values; q4_k .. q6_k have sub-blocks within 256.
@@ -8,22 +8,23 @@ Byte layouts and the order of the float32 operations follow the GGUF specificati
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, GGUF_LAYOUT, PackedWeight, Weight
+from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, BLOCKS_LAYOUT, PackedWeight, Weight
 from tokenspeed_kernel.registry import Band, anywhere, kernel
 
 
 def dequantize(weight: PackedWeight) -> torch.Tensor:
-    """The dense float32 [N, K] values of a weight in layout "gguf"; ValueError for another layout."""
-    if weight.layout != GGUF_LAYOUT:
-        raise ValueError(f"cannot dequantise layout {weight.layout!r}, only {GGUF_LAYOUT!r}")
+    """The dense float32 [N, K] values of a weight in layout "blocks"; ValueError for another layout."""
+    if weight.layout != BLOCKS_LAYOUT:
+        raise ValueError(f"cannot dequantise layout {weight.layout!r}, only {BLOCKS_LAYOUT!r}")
     return dequantize_rows(weight.data, weight.format)
 
 
 def dequantize_rows(data: torch.Tensor, format: str) -> torch.Tensor:
-    """uint8 [R, row_bytes] in GGUF layout to float32 [R, K]."""
+    """uint8 [R, row_bytes] in blocks to float32 [R, K]."""
     blocks = data.reshape(-1, BLOCK_FORMATS[format].num_bytes)
     return _UNPACK[format](blocks).reshape(data.shape[0], -1)
 
@@ -39,7 +40,8 @@ def prepare(weight: Weight, device: torch.device, dtype: torch.dtype) -> Weight:
     """Move the weight to the device as it is."""
     if isinstance(weight, torch.Tensor):
         return weight.to(device).contiguous()
-    return PackedWeight(weight.data.to(device).contiguous(), weight.format, weight.shape, weight.layout)
+    columns = None if weight.columns is None else weight.columns.to(device)
+    return replace(weight, data=weight.data.to(device).contiguous(), columns=columns)
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
@@ -124,6 +126,23 @@ def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
     return scale * values.reshape(-1, 16, 16).float()
 
 
+def _fp8(blocks: torch.Tensor) -> torch.Tensor:
+    return _scale(blocks) * blocks[:, 4:].contiguous().view(torch.float8_e4m3fn).float()
+
+
+def _int8(blocks: torch.Tensor) -> torch.Tensor:
+    return _scale(blocks) * blocks[:, 4:].contiguous().view(torch.int8).float()
+
+
+def _int4(blocks: torch.Tensor) -> torch.Tensor:
+    return _scale(blocks) * (_nibbles(blocks[:, 5:]).float() - blocks[:, 4:5].float())
+
+
+def _scale(blocks: torch.Tensor) -> torch.Tensor:
+    """The float32 stored first in every block, [blocks, 1]."""
+    return blocks[:, :4].contiguous().view(torch.float32)
+
+
 _UNPACK: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "q4_0": _q4_0,
     "q4_1": _q4_1,
@@ -133,4 +152,10 @@ _UNPACK: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "q4_k": _q4_k,
     "q5_k": _q5_k,
     "q6_k": _q6_k,
+    "fp8_b32": _fp8,
+    "fp8_b128": _fp8,
+    "int8_b32": _int8,
+    "int8_b128": _int8,
+    "int4_b32": _int4,
+    "int4_b128": _int4,
 }

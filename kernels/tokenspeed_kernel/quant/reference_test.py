@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from tokenspeed_kernel.api import BLOCK_FORMATS, PackedWeight, prepare_weight
-from tokenspeed_kernel.numerics.cases import packed_weight
-from tokenspeed_kernel.quant.packed import row_bytes
+from tokenspeed_kernel.api import PackedWeight, prepare_weight
+from tokenspeed_kernel.numerics.weight_cases import packed_weight
+from tokenspeed_kernel.quant.packed import GGUF_FORMATS, row_bytes
 from tokenspeed_kernel.quant.reference import dequantize
 
 
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
+@pytest.mark.parametrize("format", GGUF_FORMATS)
 def test_dequantised_values_equal_the_gguf_packages(format: str) -> None:
     weight = packed_weight(torch.Generator().manual_seed(1), format, 6, 1024)
     expected = gguf.dequantize(weight.data.numpy(), gguf.GGMLQuantizationType[format.upper()])
@@ -22,9 +22,9 @@ def test_dequantised_values_equal_the_gguf_packages(format: str) -> None:
     assert np.abs(expected).max() > 0.1
 
 
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
+@pytest.mark.parametrize("format", GGUF_FORMATS)
 def test_block_sizes_equal_the_gguf_packages(format: str) -> None:
-    assert tuple(BLOCK_FORMATS[format]) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format.upper()]]
+    assert tuple(GGUF_FORMATS[format]) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format.upper()]]
 
 
 def test_row_that_does_not_fill_whole_blocks_is_refused() -> None:

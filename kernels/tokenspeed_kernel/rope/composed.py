@@ -27,5 +27,7 @@ def norm_rope_store(
         q, k = norm(q, norms.q_weight, norms.eps), norm(k, norms.k_weight, norms.eps)
     solve(ops.ROPE_NEOX, device, dtype, head_dim, cos_sin.shape[1])(q, k, positions, cos_sin)
     store = solve(ops.KVCACHE_STORE, device, dtype, head_dim, slots.k_cache.shape[2], slots.k_cache.dtype)
-    store(k, v, *slots)
+    if slots.divisors is not None:
+        k, v = k / slots.divisors[0], v / slots.divisors[1]
+    store(k, v, *slots[:4])
     return q

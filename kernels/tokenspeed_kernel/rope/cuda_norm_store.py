@@ -21,6 +21,8 @@ def norm_rope_store(
     heads: Heads, norms: HeadNorms | None, positions: torch.Tensor, cos_sin: torch.Tensor, slots: Slots
 ) -> torch.Tensor:
     """Queries are changed in place; keys of the projection are not."""
+    if slots.scales is not None or slots.divisors is not None:
+        raise ValueError("a cache in the heads' own dtype has no scales")
     q = heads.q
     tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = slots.k_cache.shape[1], slots.k_cache.shape[2]
@@ -35,7 +37,7 @@ def norm_rope_store(
             *(ctypes.c_void_p(part.data_ptr()) for part in heads),
             *(ctypes.c_void_p(weight) for weight in weights),
             ctypes.c_float(norms.eps if norms is not None else 0.0),
-            *(ctypes.c_void_p(part.data_ptr()) for part in (positions, cos_sin, *slots)),
+            *(ctypes.c_void_p(part.data_ptr()) for part in (positions, cos_sin, *slots[:3])),
             *(ctypes.c_int(size) for size in (tokens, num_heads, num_kv_heads, block_size)),
             *(ctypes.c_int64(part.stride(0)) for part in heads),
         )
@@ -51,7 +53,7 @@ def _check(heads: Heads, cos_sin: torch.Tensor, slots: Slots) -> None:
         raise ValueError("heads of a token must be adjacent, tokens must begin at multiples of 16 bytes")
     if cos_sin.dtype != torch.float32 or not cos_sin.is_contiguous():
         raise ValueError(f"cos_sin must be contiguous float32, got {cos_sin.dtype}")
-    if not all(part.is_contiguous() for part in slots) or slots.k_cache.shape[1::2] != (heads.k.shape[1], head_dim):
+    if not all(part.is_contiguous() for part in slots[:3]) or slots.k_cache.shape[1::2] != (heads.k.shape[1], head_dim):
         raise ValueError(f"contiguous caches [blocks, Hk, size, D] expected, got {slots.k_cache.shape}")
 
 

@@ -25,8 +25,11 @@ class HeadNorms(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Where keys and values go. k_cache, v_cache: [num_blocks, Hk, block_size, D]; mapping: as in `store_kv`."""
+    """Where keys and values go. k_cache, v_cache: [num_blocks, Hk, block_size, D]; mapping, scales: as in `store_kv`.
+    divisors: what keys and values are divided by first, or None."""
 
     k_cache: torch.Tensor
     v_cache: torch.Tensor
     mapping: torch.Tensor
+    scales: tuple[torch.Tensor, torch.Tensor] | None
+    divisors: tuple[float, float] | None

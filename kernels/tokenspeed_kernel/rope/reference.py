@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from tokenspeed_kernel.kvcache.reference import store_kv
 from tokenspeed_kernel.registry import Band, anywhere, kernel
 from tokenspeed_kernel.rope.heads import HeadNorms, Heads, Slots
 
@@ -45,10 +46,10 @@ def norm_rope_store(
     if norms is not None:
         q, k = _normed(q, norms.q_weight, norms.eps), _normed(k, norms.k_weight, norms.eps)
     rope(q, k, positions, cos_sin)
-    block_size = slots.k_cache.shape[2]
-    block, offset = slots.mapping // block_size, slots.mapping % block_size
-    slots.k_cache[block, :, offset] = k.to(slots.k_cache.dtype)
-    slots.v_cache[block, :, offset] = heads.v.to(slots.v_cache.dtype)
+    v = heads.v.float()
+    if slots.divisors is not None:
+        k, v = k / slots.divisors[0], v / slots.divisors[1]
+    store_kv(k, v, *slots[:4])
     return q.to(heads.q.dtype)
 
 

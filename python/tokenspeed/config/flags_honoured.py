@@ -35,8 +35,27 @@ MODEL_FLAGS: tuple[Flag, ...] = (
         "str",
         "auto",
         _MODEL,
-        "Where weights come from; dummy makes random ones.",
-        ("auto", "safetensors", "gguf", "dummy"),
+        "What the weights are read from. auto: the GGUF file, or the folder's safetensors, else its files of "
+        "torch.save (pt). npcache: a copy as numpy files, made once. instanttensor: safetensors. dummy: random ones. "
+        "extensible: a class of yours.",
+        ("auto", "safetensors", "pt", "npcache", "gguf", "dummy", "extensible", "instanttensor"),
+    ),
+    _flag(
+        "--model-loader-extra-config",
+        "str",
+        None,
+        _MODEL,
+        'JSON for --load-format extensible: {"loader": "module:Class"} and arguments of the class, which is called '
+        "with the model's source and configuration before them and must be a tokenspeed.weights.WeightReader.",
+    ),
+    _flag(
+        "--quantization",
+        "str",
+        None,
+        _MODEL,
+        "fp8 or w8a8_fp8 quantizes a dense checkpoint while it loads. A checkpoint that is quantized says itself how; "
+        "the flag may repeat it.",
+        ("fp8", "mxfp4", "nvfp4", "w8a8_fp8", "compressed-tensors"),
     ),
     _flag("--revision", "str", None, _MODEL, "Branch, tag or commit of a hub model."),
     _flag("--download-dir", "str", None, _MODEL, "Where downloads are kept."),
@@ -58,7 +77,30 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "Activations and dense weights. auto: float32 on the CPU, the model's own on a GPU.",
         ("auto", "half", "float16", "bfloat16", "float", "float32"),
     ),
-    _flag("--kv-cache-dtype", "str", "auto", _DEVICE, "auto: as --dtype.", ("auto", "bfloat16")),
+    _flag(
+        "--kv-cache-dtype",
+        "str",
+        "auto",
+        _DEVICE,
+        "auto: as --dtype. fp8 and fp8_e4m3: one byte a value, scaled by the checkpoint's k_scale and v_scale "
+        "(1 without).",
+        ("auto", "bfloat16", "fp8", "fp8_e4m3", "mxfp8"),
+    ),
+    _flag(
+        "--kv-cache-quant-method",
+        "str",
+        "none",
+        _DEVICE,
+        "per_token_head: an fp8 cache with a scale for each head of each token, found when it is stored.",
+        ("none", "per_token_head"),
+    ),
+    _flag(
+        "--quantization-param-path",
+        "str",
+        None,
+        _DEVICE,
+        "A JSON file with one scale a layer for an fp8 cache, in place of the checkpoint's.",
+    ),
     _flag("--num-threads", "int", None, _DEVICE, "CPU threads of the kernels; every usable core when not given."),
     _flag("--base-gpu-id", "int", 0, _DEVICE, "Index of the GPU."),
     _flag(

@@ -19,7 +19,6 @@ _PD = "this release serves prefill and decode in one engine"
 _RL = "this release has no control server for trainers"
 _SPECULATION = "this release has no speculative decoding"
 _BACKEND = "kernels are chosen per operation: see --kernel-override and `ts kernels explain`"
-_QUANT = "this release runs dense and GGUF weights only"
 _ARCHITECTURE = "it belongs to an architecture that this release does not have"
 _NUMERICS = "this release has one order of every computation"
 
@@ -104,9 +103,6 @@ _WEIGHTS = (
     _no("--trust-remote-code", "bool", False, "code of a model repository is never run"),
     _no("--hf-overrides", "str", "{}", "change the model's config.json instead"),
     _no("--ext-yaml", "str", None, "flags come from the command line"),
-    _no("--quantization", "str", None, _QUANT),
-    _no("--quantization-param-path", "str", None, _QUANT),
-    _no("--kv-cache-quant-method", "str", "none", _QUANT),
     _no("--weight-loader-prefetch-num-threads", "int", 8, "weights are mapped, not read ahead"),
     _no("--preferred-sampling-params", "str", None, "clients say their sampling parameters"),
     _no("--mamba-ssm-dtype", "str", "float32", _ARCHITECTURE),

@@ -19,6 +19,7 @@ from tokenspeed.config.latent import LatentConfig, latent_from_json
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.moe import MoEConfig, moe_from_gguf, moe_from_json
+from tokenspeed.config.quantization import GGUF_TYPES, Quantization, quantization_from_json
 from tokenspeed.config.rope import RopeScaling, extended_context, longest_context, rope_scaling_from_json
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -40,6 +41,7 @@ class ModelConfig:
     moe: the experts of a mixture, or None.
     latent: the sizes of multi-head latent attention, or None; `head_dim` is then that of queries.
     num_extra_layers: layers behind the last one in the files that are no part of the model (DeepSeek-V3).
+    quantization: how weights are stored; None: dense.
     """
 
     architecture: str
@@ -74,6 +76,7 @@ class ModelConfig:
     moe: MoEConfig | None
     latent: LatentConfig | None
     num_extra_layers: int
+    quantization: Quantization | None
 
     @property
     def longest_context(self) -> int:
@@ -162,9 +165,6 @@ def config_from_folder(folder: Path) -> ModelConfig:
     file = folder / "config.json"
     values = _read_json(file)
     architecture = _json_architecture(values, str(file))
-    if values.get("quantization_config") is not None:
-        method = values["quantization_config"].get("quant_method", "unnamed")
-        raise ModelError(f"{file}: quantization {method!r} is not supported; use a GGUF file or unquantized weights")
     fields = _Fields(values, str(file))
     for name in ("hidden_act", "hidden_activation"):
         fields.refuse_other(name, _ACTIVATIONS[architecture.activation])
@@ -218,9 +218,19 @@ def config_from_folder(folder: Path) -> ModelConfig:
             moe=moe_from_json(values, architecture.name, num_layers, str(file)),
             latent=latent,
             num_extra_layers=values.get("num_nextn_predict_layers", values.get("num_mtp_layers")) or 0,
+            quantization=_json_quantization(values, file),
         ),
         str(file),
     )
+
+
+def _json_quantization(values: Mapping[str, Any], file: Path) -> Quantization | None:
+    """From config.json, or where ModelOpt left it."""
+    beside = file.parent / "hf_quant_config.json"
+    if values.get("quantization_config") is None and beside.is_file():
+        stored = {"quant_method": "modelopt", **(_read_json(beside).get("quantization") or {})}
+        return quantization_from_json({"quantization_config": stored}, str(beside))
+    return quantization_from_json(values, str(file))
 
 
 def _json_architecture(values: Mapping[str, Any], where: str) -> _Architecture:
@@ -335,6 +345,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             moe=moe_from_gguf(fields.values, architecture.name, num_layers, where),
             latent=None,
             num_extra_layers=0,
+            quantization=GGUF_TYPES,
         ),
         where,
     )

@@ -7,12 +7,14 @@ by measuring (how many KV blocks fit) is computed by the engine from `MemoryConf
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.hardware import Hardware
+from tokenspeed.config.quantization import GGUF_TYPES, QuantGroup, Quantization
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
@@ -41,6 +43,8 @@ class ModelFacts(Protocol):
     def dtype(self) -> str: ...
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def quantization(self) -> Quantization | None: ...
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,23 @@ class DeviceConfig:
 
 @dataclass(frozen=True)
 class LoaderConfig:
+    """quantization: of the weights, as the checkpoint and `--quantization` say together. extra: for load formats that
+    the user brings."""
+
     load_format: str
     tokenizer: str | None
     """Where the tokenizer is, when it is not the model's."""
+    quantization: Quantization | None
+    extra: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class KVCacheConfig:
+    """dtype: "float8_e4m3fn", or one of `Dtype`. param_path: a file of scales for fp8, in place of the checkpoint's."""
+
+    dtype: str
+    per_token_head: bool
+    param_path: str | None
 
 
 @dataclass(frozen=True)
@@ -152,6 +170,7 @@ class OfflineConfig:
 class Config:
     device: DeviceConfig
     loader: LoaderConfig
+    kv_cache: KVCacheConfig
     memory: MemoryConfig
     scheduler: SchedulerLimits
     graphs: GraphConfig
@@ -166,15 +185,15 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
     """`raw` is `ParsedFlags.values`. Pure: the same arguments give an equal Config."""
     device = _device(raw, hardware)
     on_cpu = device == "cpu"
+    dtype = _dtype(raw, model, on_cpu)
     max_model_len = _max_model_len(raw, model)
     scheduler = _scheduler(raw, model, on_cpu, max_model_len)
     if raw["deterministic"] and not on_cpu:
         raise FlagError("--deterministic", "the GPU kernels of this release are not batch-invariant; use --device cpu")
     return Config(
-        device=DeviceConfig(
-            device, _dtype(raw, model, on_cpu), _num_threads(raw, hardware), tuple(raw["kernel_override"])
-        ),
-        loader=LoaderConfig(raw["load_format"], raw["tokenizer"]),
+        device=DeviceConfig(device, dtype, _num_threads(raw, hardware), tuple(raw["kernel_override"])),
+        loader=_loader(raw, model),
+        kv_cache=_kv_cache(raw, dtype, on_cpu),
         memory=_memory(raw, on_cpu),
         scheduler=scheduler,
         graphs=_graphs(raw, on_cpu, scheduler),
@@ -243,9 +262,59 @@ def _dtype(raw: Mapping[str, Any], model: ModelFacts, on_cpu: bool) -> Dtype:
     else:
         own: Dtype = "float16" if "float16" in model.dtype and "bfloat16" not in model.dtype else "bfloat16"
         dtype = _DTYPE_NAMES.get(raw["dtype"], own)
-    if raw["kv_cache_dtype"] not in ("auto", dtype):
-        raise FlagError("--kv-cache-dtype", f"{raw['kv_cache_dtype']}: blocks are stored as --dtype, here {dtype}")
     return dtype
+
+
+def _loader(raw: Mapping[str, Any], model: ModelFacts) -> LoaderConfig:
+    load_format, text = raw["load_format"], raw["model_loader_extra_config"]
+    try:
+        extra = json.loads(text) if text else {}
+    except ValueError as error:
+        raise FlagError("--model-loader-extra-config", f"not JSON: {error}") from None
+    if not isinstance(extra, dict):
+        raise FlagError("--model-loader-extra-config", "must be a JSON object")
+    if bool(extra) != (load_format == "extensible"):
+        raise FlagError("--model-loader-extra-config", "goes with --load-format extensible, and that needs it")
+    return LoaderConfig(load_format, raw["tokenizer"], _quantization(raw["quantization"], model.quantization), extra)
+
+
+def _quantization(flag: str | None, stored: Quantization | None) -> Quantization | None:
+    """What `--quantization` and the checkpoint say together. Raises FlagError where they contradict each other."""
+    if flag is None:
+        return stored
+    if stored == GGUF_TYPES:
+        raise FlagError("--quantization", f"{flag}: a GGUF file brings its own types; leave the flag out")
+    if stored is None:
+        if flag not in ("fp8", "w8a8_fp8"):
+            raise FlagError(
+                "--quantization", f"{flag}: the checkpoint is not quantized so; only fp8 is made on loading"
+            )
+        return Quantization(flag, (QuantGroup(("Linear",), "fp8", (0, 0), rounds_inputs=True),), (), online=True)
+    accepted = {stored.method} | ({"w8a8_fp8"} if all(group.kind == "fp8" for group in stored.groups) else set())
+    accepted |= {group.kind for group in stored.groups if group.kind in ("nvfp4", "mxfp4")}
+    if flag not in accepted:
+        raise FlagError(
+            "--quantization", f"{flag}: the checkpoint is quantized with {stored.method}; leave the flag out"
+        )
+    return stored
+
+
+def _kv_cache(raw: Mapping[str, Any], dtype: Dtype, on_cpu: bool) -> KVCacheConfig:
+    wanted, per_token_head = raw["kv_cache_dtype"], raw["kv_cache_quant_method"] == "per_token_head"
+    if wanted in ("fp8", "fp8_e4m3"):
+        if per_token_head and raw["quantization_param_path"] is not None:
+            raise FlagError("--quantization-param-path", "per_token_head finds its own scales; give one of the two")
+        return KVCacheConfig("float8_e4m3fn", per_token_head, raw["quantization_param_path"])
+    if wanted == "mxfp8":
+        raise FlagError("--kv-cache-dtype", "mxfp8: no kernel here reads it; use fp8_e4m3")
+    for dest in ("kv_cache_quant_method", "quantization_param_path"):
+        if raw[dest] not in (None, "none"):
+            raise FlagError("--" + dest.replace("_", "-"), f"{raw[dest]}: needs --kv-cache-dtype fp8_e4m3")
+    if wanted == "auto" or wanted == dtype:
+        return KVCacheConfig(dtype, False, None)
+    if not on_cpu:
+        raise FlagError("--kv-cache-dtype", f"{wanted}: on a GPU blocks are stored as --dtype, here {dtype}, or as fp8")
+    return KVCacheConfig(wanted, False, None)
 
 
 def _num_threads(raw: Mapping[str, Any], hardware: Hardware) -> int:

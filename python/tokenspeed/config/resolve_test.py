@@ -12,7 +12,8 @@ import pytest
 from tokenspeed.config.flags import FlagError, parse_flags
 from tokenspeed.config.flags_table import ENGINE_FLAGS
 from tokenspeed.config.hardware import Gpu, Hardware, detect
-from tokenspeed.config.resolve import Config, resolve
+from tokenspeed.config.quantization import GGUF_TYPES, Quantization, quantization_from_json
+from tokenspeed.config.resolve import Config, KVCacheConfig, resolve
 
 H200 = Gpu("NVIDIA H200", 141 * 2**30, (9, 0))
 LAPTOP = Hardware(8, 16 * 2**30, (), None)
@@ -27,6 +28,7 @@ class Model:
     vocab_size: int = 49152
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = (2,)
+    quantization: Quantization | None = None
 
 
 def resolved(argv: str, hardware: Hardware, model: Model | None = None) -> Config:
@@ -68,7 +70,28 @@ TABLE: list[tuple[str, Hardware, dict[str, Any]]] = [
     ("--device cpu", SERVER, {"device.device": "cpu", "device.dtype": "float32", "device.num_threads": 64}),
     ("--device cuda --base-gpu-id 1", SERVER, {"device.device": "cuda:1"}),
     ("--dtype half", SERVER, {"device.dtype": "float16"}),
-    ("--dtype bfloat16 --kv-cache-dtype bfloat16", SERVER, {"device.dtype": "bfloat16"}),
+    ("--dtype bfloat16 --kv-cache-dtype bfloat16", SERVER, {"kv_cache": KVCacheConfig("bfloat16", False, None)}),
+    ("", LAPTOP, {"kv_cache": KVCacheConfig("float32", False, None), "loader.quantization": None, "loader.extra": {}}),
+    ("--kv-cache-dtype bfloat16", LAPTOP, {"device.dtype": "float32", "kv_cache.dtype": "bfloat16"}),
+    ("--kv-cache-dtype fp8", LAPTOP, {"kv_cache": KVCacheConfig("float8_e4m3fn", False, None)}),
+    (
+        "--kv-cache-dtype fp8_e4m3 --quantization-param-path scales.json",
+        SERVER,
+        {"kv_cache": KVCacheConfig("float8_e4m3fn", False, "scales.json"), "device.dtype": "bfloat16"},
+    ),
+    (
+        "--kv-cache-dtype fp8_e4m3 --kv-cache-quant-method per_token_head",
+        LAPTOP,
+        {"kv_cache": KVCacheConfig("float8_e4m3fn", True, None)},
+    ),
+    ("--load-format npcache", LAPTOP, {"loader.load_format": "npcache"}),
+    (
+        '--load-format extensible --model-loader-extra-config={"loader":"a:B"}',
+        LAPTOP,
+        {"loader.load_format": "extensible", "loader.extra": {"loader": "a:B"}},
+    ),
+    ("--quantization fp8", LAPTOP, {"loader.quantization.method": "fp8", "loader.quantization.online": True}),
+    ("--quantization w8a8_fp8", SERVER, {"loader.quantization.online": True}),
     ("--num-threads 2 --seed 7", LAPTOP, {"device.num_threads": 2, "admission.seed": 7}),
     ("--max-model-len 100", LAPTOP, {"scheduler.max_model_len": 100, "admission.max_model_len": 100}),
     ("--max-total-tokens 4096", LAPTOP, {"memory.num_tokens": 4096, "memory.num_bytes": None}),
@@ -118,7 +141,23 @@ REFUSED = [
     ("--device cuda", CPU_TORCH, "--device", "CPU build"),
     ("--device cuda --base-gpu-id 2", SERVER, "--base-gpu-id", "there are 2 GPUs"),
     ("--dtype bfloat16", LAPTOP, "--dtype", "float32"),
-    ("--kv-cache-dtype bfloat16", LAPTOP, "--kv-cache-dtype", "float32"),
+    ("--kv-cache-dtype bfloat16 --dtype half", SERVER, "--kv-cache-dtype", "float16"),
+    ("--kv-cache-dtype mxfp8", SERVER, "--kv-cache-dtype", "fp8_e4m3"),
+    ("--kv-cache-quant-method per_token_head", LAPTOP, "--kv-cache-quant-method", "--kv-cache-dtype fp8_e4m3"),
+    ("--quantization-param-path x", LAPTOP, "--quantization-param-path", "--kv-cache-dtype fp8_e4m3"),
+    (
+        "--kv-cache-dtype fp8 --kv-cache-quant-method per_token_head --quantization-param-path x",
+        LAPTOP,
+        "--quantization-param-path",
+        "give one",
+    ),
+    ("--load-format extensible", LAPTOP, "--model-loader-extra-config", "extensible"),
+    ('--model-loader-extra-config={"loader":"a:B"}', LAPTOP, "--model-loader-extra-config", "extensible"),
+    ("--load-format extensible --model-loader-extra-config={", LAPTOP, "--model-loader-extra-config", "not JSON"),
+    ("--load-format extensible --model-loader-extra-config=[1]", LAPTOP, "--model-loader-extra-config", "object"),
+    ("--quantization mxfp4", LAPTOP, "--quantization", "not quantized so"),
+    ("--quantization nvfp4", SERVER, "--quantization", "not quantized so"),
+    ("--quantization compressed-tensors", LAPTOP, "--quantization", "not quantized so"),
     ("--deterministic", SERVER, "--deterministic", "batch-invariant"),
     ("--max-model-len 9000", LAPTOP, "--max-model-len", "8192"),
     ("--max-model-len 7", LAPTOP, "--max-model-len", "less than 8"),
@@ -147,6 +186,48 @@ def test_what_cannot_be_is_refused_by_flag(argv: str, hardware: Hardware, flag: 
     with pytest.raises(FlagError) as caught:
         resolved(argv, hardware)
     assert caught.value.flag == flag and why in str(caught.value)
+
+
+def stored(**config: Any) -> Model:
+    """A model whose checkpoint is quantized."""
+    return Model(quantization=quantization_from_json({"quantization_config": config}, "config.json"))
+
+
+FP8 = stored(quant_method="fp8")
+MXFP4 = stored(quant_method="mxfp4")
+PACKED = stored(
+    quant_method="compressed-tensors",
+    format="pack-quantized",
+    config_groups={"group_0": {"weights": {"type": "int", "num_bits": 4}}},
+)
+
+
+@pytest.mark.parametrize(
+    ("argv", "model"),
+    [
+        ("", FP8),
+        ("--quantization fp8", FP8),
+        ("--quantization w8a8_fp8", FP8),
+        ("--quantization mxfp4", MXFP4),
+        ("--quantization compressed-tensors", PACKED),
+        ("--quantization nvfp4", stored(quant_method="modelopt", quant_algo="NVFP4")),
+    ],
+)
+def test_flag_may_repeat_what_the_checkpoint_says(argv: str, model: Model) -> None:
+    assert resolved(argv, LAPTOP, model).loader.quantization == model.quantization
+
+
+@pytest.mark.parametrize(
+    ("flag", "model", "why"),
+    [
+        ("fp8", PACKED, "quantized with compressed-tensors"),
+        ("w8a8_fp8", MXFP4, "quantized with mxfp4"),
+        ("fp8", Model(quantization=GGUF_TYPES), "GGUF"),
+    ],
+)
+def test_flag_that_contradicts_the_checkpoint_is_refused(flag: str, model: Model, why: str) -> None:
+    with pytest.raises(FlagError, match=why):
+        resolved(f"--quantization {flag}", LAPTOP, model)
 
 
 def test_resolve_is_pure() -> None:

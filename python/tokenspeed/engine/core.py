@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,8 +38,8 @@ from tokenspeed.engine.runner import NOTHING_CAPTURED, ModelRunner
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.warmup import warm_up
 from tokenspeed.grammar import GrammarCompiler
-from tokenspeed.layers.cache import total_block_bytes
-from tokenspeed.models import load_model
+from tokenspeed.layers.cache import LayerCache, total_block_bytes
+from tokenspeed.models import KVFormat, LoadOptions, kv_factors, load_model
 from tokenspeed.sampling import Sampler, SamplerConfig
 from tokenspeed_kernel.registry import KernelError, parse_overrides, set_overrides
 
@@ -79,10 +79,11 @@ def build(
     grammars = grammar_compiler(config, source, model_config)
     progress("loading weights")
     served = model_config.serving(config.scheduler.max_model_len)
-    model = load_model(
-        source, served, device, getattr(torch, config.device.dtype), load_format=config.loader.load_format
-    )
+    options = load_options(config, model_config.num_layers)
+    dtype = getattr(torch, config.device.dtype)
+    model = load_model(source, served, device, dtype, config.loader.load_format, options=options)
     layers = model.kv_cache(config.memory.block_size)
+    _check_cache(layers, options.kv, model_config.architecture)
     num_slots, num_columns = _table_shape(config.scheduler)
     on_cpu = device.type == "cpu"
     state = DeviceState(num_slots, num_columns, config.memory.block_size, device, mirrored=not on_cpu)
@@ -119,6 +120,20 @@ def build(
     if not on_cpu:
         late_compiles.watch()
     return EngineCore(config, loop, executor, num_blocks, late_compiles, grammars)
+
+
+def load_options(config: Config, num_layers: int) -> LoadOptions:
+    """What the model is loaded with. Raises ModelError for a file of scales that cannot be used."""
+    path = config.kv_cache.param_path
+    factors = None if path is None else kv_factors(path, num_layers)
+    kv = KVFormat(getattr(torch, config.kv_cache.dtype), config.kv_cache.per_token_head, factors)
+    return LoadOptions(config.loader.quantization, config.loader.extra, kv)
+
+
+def _check_cache(layers: Sequence[LayerCache], kv: KVFormat, architecture: str) -> None:
+    """A layer with a cache of its own kind may not know the dtype that was asked for."""
+    if kv.is_fp8 and not all(any(tensor.dtype == kv.dtype for tensor in layer) for layer in layers):
+        raise FlagError("--kv-cache-dtype", f"fp8_e4m3: the cache of {architecture} cannot be kept in it; use auto")
 
 
 def prepare_device(device: DeviceConfig) -> None:

@@ -16,13 +16,16 @@ from tokenspeed_kernel.api import HeadNorms, Heads, Slots
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Heads of this rank. scale: factor on q . k. window: positions that a query sees, its own included; 0 for all."""
+    """Heads of this rank. scale: factor on q . k. window: positions that a query sees, its own included; 0 for all.
+    k_scale, v_scale: what keys and values are divided by before they are stored."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
     window: int
+    k_scale: float
+    v_scale: float
 
 
 class PagedAttention:
@@ -46,7 +49,9 @@ class PagedAttention:
         self._splits = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         self._width = shape.num_heads * shape.head_dim
         self._window = shape.window
-        self._scale = shape.scale
+        divisors = (shape.k_scale, shape.v_scale)
+        self._divisors = None if divisors == (1.0, 1.0) else divisors
+        self._scale = shape.scale * shape.k_scale
         self._cos_sin = cos_sin
         self._norms = None
         if norms is not None:
@@ -57,9 +62,14 @@ class PagedAttention:
     def __call__(self, qkv: torch.Tensor, batch: ForwardBatch, /) -> torch.Tensor:
         """[T, (Hq + 2 Hk) * D] to [T, Hq * D]; qkv is overwritten."""
         q, k, v = torch.split_with_sizes(qkv.view(-1, self._heads, self._head_dim), self._splits, 1)
-        k_cache, v_cache = batch.kv_caches[self._layer]
-        slots = Slots(k_cache, v_cache, batch.slot_mapping)
+        k_cache, v_cache, *rest = batch.kv_caches[self._layer]
+        kv_scales = (rest[0], rest[1]) if rest else None
+        slots = Slots(k_cache, v_cache, batch.slot_mapping, kv_scales, self._divisors)
         q = api.norm_rope_store(Heads(q, k, v), self._norms, batch.positions, self._cos_sin, slots)
         scale, window, sinks = self._scale, self._window, self._sinks
-        out = batch.attend(q, lambda q, rows: api.attention(q, k_cache, v_cache, rows, scale, window, sinks=sinks))
+        out = batch.attend(
+            q, lambda q, rows: api.attention(q, k_cache, v_cache, rows, scale, window, sinks=sinks, scales=kv_scales)
+        )
+        if self._divisors is not None:
+            out *= self._divisors[1]
         return out.view(-1, self._width)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tokenspeed.weights.kv_format import KVFormat
+
 
 @dataclass(frozen=True)
 class CacheTensor:
@@ -40,10 +42,14 @@ LayerCache = tuple[CacheTensor, ...]
 """All that one layer keeps."""
 
 
-def paired_cache(num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> LayerCache:
-    """Keys and values, both [num_blocks, Hk, block_size, D]."""
-    tensor = CacheTensor((num_kv_heads, block_size, head_dim), dtype)
-    return (tensor, tensor)
+def paired_cache(num_kv_heads: int, block_size: int, head_dim: int, kv: KVFormat) -> LayerCache:
+    """Keys and values, both [num_blocks, Hk, block_size, D]; with a scale for each head of each token, the scales of
+    both too, float32 [num_blocks, Hk, block_size]."""
+    tensor = CacheTensor((num_kv_heads, block_size, head_dim), kv.dtype)
+    if not kv.per_token_head:
+        return (tensor, tensor)
+    scale = CacheTensor((num_kv_heads, block_size), torch.float32)
+    return (tensor, tensor, scale, scale)
 
 
 def latent_cache(block_size: int, width: int, dtype: torch.dtype) -> LayerCache:

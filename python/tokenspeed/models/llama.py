@@ -54,7 +54,12 @@ def attention(config: ModelConfig, weights: Weights, layer: int, cos_sin: torch.
     hidden, head_dim, ranks = config.hidden_size, config.head_dim, weights.group.size
     q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
     shape = AttentionShape(
-        config.num_heads // ranks, config.num_kv_heads // ranks, head_dim, config.attention_scale, config.windows[layer]
+        config.num_heads // ranks,
+        config.num_kv_heads // ranks,
+        head_dim,
+        config.attention_scale,
+        config.windows[layer],
+        *weights.kv_scales(layer),
     )
     norms = None
     if config.qk_norm:

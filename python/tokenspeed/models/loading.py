@@ -7,22 +7,35 @@ one line which file is at fault; no partial model exists in between.
 
 from __future__ import annotations
 
-from typing import TextIO
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TextIO
 
 import torch
 
 from tokenspeed.config.model import ModelConfig
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
+from tokenspeed.config.quantization import Quantization
 from tokenspeed.models.model import Model
 from tokenspeed.models.registry import model_class
 from tokenspeed.parallel import Group
 from tokenspeed.weights import Weights
-from tokenspeed.weights.formats import open_weights
+from tokenspeed.weights.formats import LoadPlan, open_weights, tell_inputs
+from tokenspeed.weights.kv_format import KVFormat
 from tokenspeed.weights.progress import Progress
 
 # Tensors that checkpoints carry beside the weights: tables that are computed here, and copies of tied weights.
 _COMPUTED = ("rotary_emb.inv_freq", "rope_freqs.weight")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """quantization: of the weights. extra: for load formats that the user brings. kv: how keys and values are kept."""
+
+    quantization: Quantization | None
+    extra: Mapping[str, Any]
+    kv: KVFormat
 
 
 def load_model(
@@ -32,12 +45,14 @@ def load_model(
     dtype: torch.dtype,
     load_format: str = "auto",
     *,
+    options: LoadOptions | None = None,
     progress: TextIO | None = None,
     group: Group | None = None,
 ) -> Model:
     """Build the model of `config` on `device` with activations in `dtype` (float32 on a CPU).
 
-    load_format: "auto", or a key of `weights.formats.LOAD_FORMATS`. progress: where the bar goes, by default stderr.
+    load_format: "auto", or a key of `weights.formats.LOAD_FORMATS`. options: what the flags say, by default what the
+    checkpoint says and a cache in `dtype`. progress: where the bar goes, by default stderr.
     group: the ranks that share the model, by default this one alone.
 
     Raises ModelError: missing, damaged or surplus weights, wrong shapes, too little memory, ranks that do not
@@ -46,10 +61,13 @@ def load_model(
     ranks = group or Group()
     page = model_class(config.architecture)
     _check_ranks(config, ranks)
-    reader = open_weights(source, config, load_format, torch.device(device))
+    chosen = options or LoadOptions(config.quantization, {}, KVFormat(dtype, False, None))
+    where = torch.device(device)
+    reader = open_weights(source, config, LoadPlan(load_format, chosen.quantization, chosen.extra, where))
+    tell_inputs(chosen.quantization, where, dtype)
     bar = Progress("Loading weights", reader.num_tensors, progress)
     try:
-        model = page(config, Weights(reader, torch.device(device), dtype, ranks, bar))
+        model = page(config, Weights(reader, where, dtype, ranks, bar, chosen.kv))
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise

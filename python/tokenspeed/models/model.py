@@ -27,6 +27,7 @@ class Model(ABC):
         self.config = config
         self.device = weights.device
         self.dtype = weights.dtype
+        self.kv = weights.kv
         self.num_kv_heads = config.num_kv_heads // weights.group.size
 
     cuts_at_attention: ClassVar[bool] = False
@@ -47,5 +48,5 @@ class Model(ABC):
 
     def kv_cache(self, block_size: int) -> list[LayerCache]:
         """What each layer of this rank keeps of a block of `block_size` tokens; by default keys and values."""
-        layer = paired_cache(self.num_kv_heads, block_size, self.config.head_dim, self.dtype)
+        layer = paired_cache(self.num_kv_heads, block_size, self.config.head_dim, self.kv)
         return [layer] * self.config.num_layers

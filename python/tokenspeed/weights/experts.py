@@ -8,7 +8,7 @@ put on top of up, and the device's `moe.prepare` takes them one after the other,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -52,6 +52,7 @@ def load_experts(
 ) -> tuple[tuple[ExpertMatrix, ...], ExpertMatrix]:
     """This rank's part of a layer's experts, (gate and up, down) as `api.Experts` holds them. Raises ModelError."""
     where = f"{weights.prefix}experts"
+    gate, up, down = (_plain(source, where) for source in (gate, up, down))
 
     def prepare(experts: Iterator[Weight]) -> ExpertMatrix:
         try:
@@ -67,6 +68,23 @@ def load_experts(
     parts = [prepare(gate_and_up(expert)[part] for expert in range(num_experts)) for part in range(num_parts)]
     downs = (own_columns(down(expert), weights.group, f"{where}.{expert}") for expert in range(num_experts))
     return _merged(parts), prepare(downs)
+
+
+def _plain(source: ExpertSource, where: str) -> ExpertSource:
+    """Expert kernels neither round inputs nor take their columns in another order."""
+
+    def one(expert: int) -> Weight:
+        weight = source(expert)
+        if isinstance(weight, torch.Tensor):
+            return weight
+        if weight.columns is not None:
+            raise ModelError(
+                f"{where}.{expert}: columns ordered by group (act-order) are not supported in experts; "
+                "use a variant quantized without act-order"
+            )
+        return replace(weight, rounding=None)
+
+    return one
 
 
 def _merged(parts: list[ExpertMatrix]) -> tuple[ExpertMatrix, ...]:

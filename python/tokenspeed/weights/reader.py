@@ -43,7 +43,7 @@ class WeightReader(ABC):
         """All names, for the check of leftovers."""
 
     def read(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """A dense tensor or a PackedWeight in layout "gguf", of this logical shape; out of a file it is on the CPU.
+        """A dense tensor or a PackedWeight in layout "blocks", of this logical shape; out of a file it is on the CPU.
 
         Raises ModelError when it is missing or has another shape.
         """
@@ -58,6 +58,10 @@ class WeightReader(ABC):
         whole = self.read(name, shape)
         assert isinstance(whole, torch.Tensor)  # packed weights are matrices
         return list(whole.unbind(0))
+
+    def scalar(self, name: str) -> float | None:
+        """The value of a tensor with one element; None when there is none of this name."""
+        return None
 
     def _require(self, name: str) -> None:
         if not self.has(name):

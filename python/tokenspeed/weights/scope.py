@@ -15,6 +15,7 @@ import torch
 
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.parallel import Group
+from tokenspeed.weights.kv_format import KVFormat
 from tokenspeed.weights.progress import Progress
 from tokenspeed.weights.reader import WeightReader
 from tokenspeed.weights.shard import own_columns, own_rows, stack
@@ -32,13 +33,15 @@ class Split(Enum):
 
 @dataclass(frozen=True)
 class Weights:
-    """dtype: of the activations on `device`. `prefix` ends with a dot, or is empty at the root."""
+    """dtype: of the activations on `device`. kv: how layers keep keys and values. `prefix` ends with a dot, or is empty
+    at the root."""
 
     reader: WeightReader
     device: torch.device
     dtype: torch.dtype
     group: Group
     progress: Progress
+    kv: KVFormat
     prefix: str = ""
 
     def at(self, path: str) -> Weights:
@@ -48,6 +51,10 @@ class Weights:
     def has(self, name: str) -> bool:
         """Whether the checkpoint has this tensor."""
         return self.reader.has(self.prefix + name)
+
+    def kv_scales(self, layer: int) -> tuple[float, float]:
+        """What keys and values of the attention at this place are divided by in an fp8 cache."""
+        return self.kv.scales(layer, lambda name: self.reader.scalar(self.prefix + name))
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         """A dense [size] in the activations' dtype, on every rank whole. Raises ModelError."""
@@ -63,7 +70,10 @@ class Weights:
         """The values of a matrix, or of our part, on the CPU: for weights that are taken apart. Raises ModelError."""
         weight = self._read_matrix(name, shape, split)
         self.progress.advance()
-        return api.dequantize(weight) if isinstance(weight, PackedWeight) else weight
+        if not isinstance(weight, PackedWeight):
+            return weight
+        values = api.dequantize(weight)
+        return values if weight.columns is None else torch.empty_like(values).index_copy_(1, weight.columns, values)
 
     def prepare(self, matrix: torch.Tensor) -> Weight:
         """A dense [N, K] on the CPU as a product wants it on our device."""

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.parallel.group import Group
-from tokenspeed_kernel.api import BLOCK_FORMATS, PackedWeight, Weight
+from tokenspeed_kernel.api import BLOCK_FORMATS, PackedWeight, Weight, in_blocks_of_32
 
 
 def own_rows(weight: Weight, group: Group, where: str) -> Weight:
@@ -17,7 +19,7 @@ def own_rows(weight: Weight, group: Group, where: str) -> Weight:
     count = _share(weight.shape[0], group, where)
     start = group.rank * count
     if isinstance(weight, PackedWeight):
-        return PackedWeight(weight.data[start : start + count], weight.format, (count, weight.shape[1]))
+        return replace(weight, data=weight.data[start : start + count], shape=(count, weight.shape[1]))
     return weight[start : start + count]
 
 
@@ -29,6 +31,13 @@ def own_columns(weight: Weight, group: Group, where: str) -> Weight:
     start = group.rank * count
     if not isinstance(weight, PackedWeight):
         return weight[:, start : start + count].contiguous()
+    if weight.columns is not None:
+        raise ModelError(
+            f"{where}: its columns are ordered by group (act-order), so no rank's share of inputs has whole groups; "
+            "use one rank or a variant quantized without act-order"
+        )
+    if count % BLOCK_FORMATS[weight.format].num_values:
+        weight = in_blocks_of_32(weight)
     block = BLOCK_FORMATS[weight.format]
     if count % block.num_values:
         raise ModelError(
@@ -37,7 +46,7 @@ def own_columns(weight: Weight, group: Group, where: str) -> Weight:
         )
     width = count // block.num_values * block.num_bytes
     data = weight.data[:, group.rank * width : (group.rank + 1) * width].contiguous()
-    return PackedWeight(data, weight.format, (weight.shape[0], count))
+    return replace(weight, data=data, shape=(weight.shape[0], count))
 
 
 def stack(weights: list[Weight]) -> list[Weight]:
@@ -54,13 +63,20 @@ def stack(weights: list[Weight]) -> list[Weight]:
 
 def _merge(above: Weight, below: Weight) -> Weight | None:
     if isinstance(above, PackedWeight) and isinstance(below, PackedWeight):
-        if (above.format, above.layout) != (below.format, below.layout):
+        alike = (above.format, above.layout, above.rounding) == (below.format, below.layout, below.rounding)
+        if not alike or not _same(above.columns, below.columns):
             return None
         shape = (above.shape[0] + below.shape[0], above.shape[1])
-        return PackedWeight(torch.cat([above.data, below.data]), above.format, shape)
+        return replace(above, data=torch.cat([above.data, below.data]), shape=shape)
     if isinstance(above, torch.Tensor) and isinstance(below, torch.Tensor) and above.dtype == below.dtype:
         return torch.cat([above, below])
     return None
+
+
+def _same(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first, second)
 
 
 def _share(size: int, group: Group, where: str) -> int:

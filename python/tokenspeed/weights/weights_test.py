@@ -125,7 +125,7 @@ def test_safetensors_faults_name_the_file(tmp_path: Path) -> None:
     save_file({"a.weight": torch.ones(64, 64), "b.weight": torch.ones(2, dtype=torch.int32)}, file)
     reader = SafetensorsReader(tmp_path)
     assert torch.equal(values(reader.read("a.weight", (64, 64))), torch.ones(64, 64))
-    with pytest.raises(ModelError, match=r"'b\.weight' has dtype torch\.int32"):
+    with pytest.raises(ModelError, match=r"'b\.weight' has dtype int32"):
         reader.read("b.weight", (2,))
     content = file.read_bytes()
     for length in (0, 4, 50, len(content) - 100):

@@ -15,6 +15,7 @@
 #include "kernels/tokenspeed_kernel/csrc/cpu/attention_plan.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/attention_softmax.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/linear.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/transpose.h"
 
 namespace tokenspeed::cpu::TS_CPU_ISA_NAMESPACE {
 namespace {
@@ -38,6 +39,8 @@ struct AttentionScratch {
   float* scores;       // [rows][kTileKeys]
   SoftmaxState tile;   // of the split being walked
   SoftmaxState total;  // of the splits folded so far
+  float* key_rows;     // [kTileKeys][head_dim], the tile's keys as floats when the cache has others
+  float* value_rows;   // the same of its values
   const float* key_at[kTileKeys];
   const float* value_at[kTileKeys];
 };
@@ -56,86 +59,44 @@ TS_INLINE void ClearState(const SoftmaxState& state, int64_t rows, int64_t value
   for (int64_t i = 0; i < rows * value_dim; i += kLanes) Store(state.out + i, Zero());
 }
 
-#if defined(__AVX512F__)
-// in[16] registers of 16 floats become their transpose.
-TS_INLINE void TransposeStore(const float* const* rows, int64_t column, float* out) {
-  __m512 r[16], t[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(rows[i] + column);
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    r[4 * i] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
-    r[4 * i + 1] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
-    r[4 * i + 2] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
-    r[4 * i + 3] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
-  }
-  // r[4 i + j] holds, in its 128-bit part c, column 4 c + j of rows 4 i .. 4 i + 3.
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    const __m512 low01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x44);
-    const __m512 high01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xee);
-    const __m512 low23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x44);
-    const __m512 high23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xee);
-    _mm512_store_ps(out + 16 * j, _mm512_shuffle_f32x4(low01, low23, 0x88));
-    _mm512_store_ps(out + 16 * (4 + j), _mm512_shuffle_f32x4(low01, low23, 0xdd));
-    _mm512_store_ps(out + 16 * (8 + j), _mm512_shuffle_f32x4(high01, high23, 0x88));
-    _mm512_store_ps(out + 16 * (12 + j), _mm512_shuffle_f32x4(high01, high23, 0xdd));
+// One head of one cached token as floats.
+TS_INLINE void DecodeRow(KvFormat format, const uint8_t* from, float scale, int64_t head_dim,
+                         float* to) {
+  if (format == KvFormat::kFp8) {
+    const Vec factor = Broadcast(scale * kFp8Unit);
+    for (int64_t i = 0; i < head_dim; i += kLanes) Store(to + i, Mul(LoadFp8(from + i), factor));
+  } else {
+    const auto* const halves = reinterpret_cast<const uint16_t*>(from);
+    for (int64_t i = 0; i < head_dim; i += kLanes) Store(to + i, LoadBfloat16(halves + i));
   }
 }
-#elif defined(__AVX2__)
-TS_INLINE void Transpose8Store(const float* const* rows, int64_t column, float* out) {
-  __m256 r[8], t[8];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(rows[i] + column);
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    r[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
-    r[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
-    r[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
-    r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
-  }
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    _mm256_store_ps(out + 16 * j, _mm256_permute2f128_ps(r[j], r[4 + j], 0x20));
-    _mm256_store_ps(out + 16 * (4 + j), _mm256_permute2f128_ps(r[j], r[4 + j], 0x31));
-  }
+
+// The cached row of a head at `offset` of a block, which starts at element `block_at`: where it
+// lies, or decoded into `buffer`.
+TS_INLINE const float* RowOf(const AttentionArgs& args, const uint8_t* cache, const float* scales,
+                             int64_t block_at, int64_t head, int64_t block, int64_t offset,
+                             float* buffer) {
+  const int64_t at = block_at + head * args.kv_head_stride + offset * args.head_dim;
+  const uint8_t* const row = cache + at * KvBytes(args.format);
+  if (args.format == KvFormat::kF32) return reinterpret_cast<const float*>(row);
+  const int64_t index = (block * args.num_kv_heads + head) * args.block_size + offset;
+  DecodeRow(args.format, row, scales == nullptr ? 1.0f : scales[index], args.head_dim, buffer);
+  return buffer;
 }
-TS_INLINE void TransposeStore(const float* const* rows, int64_t column, float* out) {
-  for (int half = 0; half < 2; ++half) {
-    Transpose8Store(rows + 8 * half, column, out + 8 * half);
-    Transpose8Store(rows + 8 * half, column + 8, out + 8 * half + 8 * 16);
-  }
-}
-#else
-TS_INLINE void TransposeStore(const float* const* rows, int64_t column, float* out) {
-  for (int c = 0; c < kLanes; ++c) {
-    for (int r = 0; r < kLanes; ++r) out[c * kLanes + r] = rows[r][column + c];
-  }
-}
-#endif
 
 // Where the keys and values of positions [first, first + count) lie. Missing ones repeat the last:
 // their scores are masked.
 TS_INLINE void Locate(const AttentionArgs& args, const AttentionItem& item, int64_t first,
                       int64_t count, AttentionScratch& scratch) {
   const int32_t* const table = args.block_tables + item.row * args.table_stride;
-  const int64_t head_at = item.kv_head * args.kv_head_stride;
   int64_t block = first / args.block_size;
   int64_t offset = first % args.block_size;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t at = head_at + offset * args.head_dim;
-    scratch.key_at[i] = args.k_cache + table[block] * args.k_block_stride + at;
-    scratch.value_at[i] = args.v_cache + table[block] * args.v_block_stride + at;
+    const int64_t number = table[block], decoded = i * args.head_dim;
+    scratch.key_at[i] = RowOf(args, args.k_cache, args.k_scales, number * args.k_block_stride,
+                              item.kv_head, number, offset, scratch.key_rows + decoded);
+    scratch.value_at[i] = RowOf(args, args.v_cache, args.v_scales, number * args.v_block_stride,
+                                item.kv_head, number, offset, scratch.value_rows + decoded);
     if (++offset == args.block_size) {
       offset = 0;
       ++block;
@@ -162,11 +123,12 @@ TS_INLINE void PrefetchShare(const AttentionArgs& args, const Upcoming& next, in
         args.block_tables[next.item->row * args.table_stride + position / args.block_size];
     const int64_t at =
         next.item->kv_head * args.kv_head_stride + position % args.block_size * args.head_dim;
-    const float* const key = args.k_cache + block * args.k_block_stride + at;
-    for (int64_t column = 0; column < args.head_dim; column += kLanes) Prefetch(key + column);
+    const int64_t size = KvBytes(args.format);
+    const uint8_t* const key = args.k_cache + (block * args.k_block_stride + at) * size;
+    for (int64_t byte = 0; byte < args.head_dim * size; byte += 64) Prefetch(key + byte);
     if (args.v_cache == args.k_cache) continue;
-    const float* const value = args.v_cache + block * args.v_block_stride + at;
-    for (int64_t column = 0; column < args.value_dim; column += kLanes) Prefetch(value + column);
+    const uint8_t* const value = args.v_cache + (block * args.v_block_stride + at) * size;
+    for (int64_t byte = 0; byte < args.value_dim * size; byte += 64) Prefetch(value + byte);
   }
 }
 
@@ -388,11 +350,15 @@ void AttendItem(const AttentionArgs& args, const AttentionItem& item,
   const int64_t head_dim = args.head_dim, value_dim = args.value_dim;
   const int64_t state_floats = StateFloats(rows, value_dim);
   const int64_t key_floats = kTileKeys * head_dim;
-  const int64_t floats = key_floats + rows * (head_dim + kTileKeys) + 2 * state_floats;
+  const int64_t decoded_floats = args.format == KvFormat::kF32 ? 0 : key_floats;
+  const int64_t floats =
+      key_floats + 2 * decoded_floats + rows * (head_dim + kTileKeys) + 2 * state_floats;
   auto* next = static_cast<float*>(Scratch(ScratchSlot::kAttention, floats * sizeof(float)));
   AttentionScratch scratch;
   scratch.keys = next;
-  scratch.q = scratch.keys + key_floats;
+  scratch.key_rows = scratch.keys + key_floats;
+  scratch.value_rows = scratch.key_rows + decoded_floats;
+  scratch.q = scratch.value_rows + decoded_floats;
   scratch.scores = scratch.q + rows * head_dim;
   next = scratch.scores + rows * kTileKeys;
   scratch.tile = CarveState(&next, rows, value_dim);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Reading packed weights: a `Format` walks one panel block (sixteen rows, see weight_format.h) and
-// gives the weights of one k after the other as a Vec. Each weight is the value that the GGUF
+// gives the weights of one k after the other as a Vec. Each weight is the value that the format's
 // specification defines, rounded once. Begin() reads what holds for the block, Group() what holds
 // for kGroup consecutive k, Weight() one k. Included like simd.h.
 
@@ -189,6 +189,61 @@ struct Format<WeightFormat::kQ6K> {
     return Mul(Sub(ToFloat(Or(low, two)), Broadcast(32.0f)), scale);
   }
 };
+
+// A float32 scale for every kValues, as checkpoints quantized for GPUs have it.
+template <int kValues>
+struct Fp8Format {
+  static constexpr int kBlock = kValues;
+  static constexpr int kGroup = 8;
+  Vec scale;
+  TS_INLINE void Begin(const uint8_t* p) {
+    scale = Mul(Load(reinterpret_cast<const float*>(p)), Broadcast(kFp8Unit));
+  }
+  TS_INLINE void Group(const uint8_t*, int) {}
+  TS_INLINE Vec Weight(const uint8_t* p, int group, int i) const {
+    return Mul(LoadFp8(p + 64 + 16 * (8 * group + i)), scale);
+  }
+};
+template <>
+struct Format<WeightFormat::kFp8x32> : Fp8Format<32> {};
+template <>
+struct Format<WeightFormat::kFp8x128> : Fp8Format<128> {};
+
+template <int kValues>
+struct Int8Format {
+  static constexpr int kBlock = kValues;
+  static constexpr int kGroup = 8;
+  Vec scale;
+  TS_INLINE void Begin(const uint8_t* p) { scale = Load(reinterpret_cast<const float*>(p)); }
+  TS_INLINE void Group(const uint8_t*, int) {}
+  TS_INLINE Vec Weight(const uint8_t* p, int group, int i) const {
+    return Mul(LoadInt8(reinterpret_cast<const int8_t*>(p + 64 + 16 * (8 * group + i))), scale);
+  }
+};
+template <>
+struct Format<WeightFormat::kInt8x32> : Int8Format<32> {};
+template <>
+struct Format<WeightFormat::kInt8x128> : Int8Format<128> {};
+
+template <int kValues>
+struct Int4Format {
+  static constexpr int kBlock = kValues;
+  static constexpr int kGroup = 8;
+  Vec scale, zero;
+  IVec word;
+  TS_INLINE void Begin(const uint8_t* p) {
+    scale = Load(reinterpret_cast<const float*>(p));
+    zero = LoadUint8(p + 64);
+  }
+  TS_INLINE void Group(const uint8_t* p, int group) { word = LoadInt(p + 80 + 64 * group); }
+  TS_INLINE Vec Weight(const uint8_t*, int, int i) const {
+    return Mul(Sub(NibbleToFloat<0>(ShiftRight(word, 4 * i)), zero), scale);
+  }
+};
+template <>
+struct Format<WeightFormat::kInt4x32> : Int4Format<32> {};
+template <>
+struct Format<WeightFormat::kInt4x128> : Int4Format<128> {};
 
 }  // namespace
 }  // namespace tokenspeed::cpu::TS_CPU_ISA_NAMESPACE

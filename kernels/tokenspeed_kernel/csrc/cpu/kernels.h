@@ -69,12 +69,22 @@ struct RopeArgs {
   bool interleaved;  // pairs are neighbours, not half a head apart
 };
 
+// What an element of a cache is; fp8 is e4m3, whose values are multiplied by a scale.
+enum class KvFormat : int32_t { kF32, kBf16, kFp8 };
+
+constexpr int64_t KvBytes(KvFormat format) {
+  return format == KvFormat::kF32 ? 4 : format == KvFormat::kBf16 ? 2 : 1;
+}
+
 struct StoreKvArgs {
   const float* k;  // [num_tokens, num_kv_heads, head_dim]
   const float* v;
   int64_t k_stride, v_stride;
-  float* k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
-  float* v_cache;
+  KvFormat format;
+  uint8_t* k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
+  uint8_t* v_cache;
+  float* k_scales;  // [num_blocks, num_kv_heads, block_size], written; null: all scales are 1
+  float* v_scales;
   int64_t k_block_stride, v_block_stride;
   const int64_t* slot_mapping;
   int64_t num_tokens, num_kv_heads, block_size, head_dim;
@@ -97,8 +107,11 @@ struct StoreLatentArgs {
 struct AttentionArgs {
   const float* q;  // [num_tokens, num_heads, head_dim]
   int64_t q_stride;
-  const float* k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
-  const float* v_cache;
+  KvFormat format;
+  const uint8_t* k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
+  const uint8_t* v_cache;
+  const float* k_scales = nullptr;  // [num_blocks, num_kv_heads, block_size]
+  const float* v_scales = nullptr;
   int64_t k_block_stride, v_block_stride, kv_head_stride;
   const int32_t* block_tables;  // [num_rows, table_stride]
   int64_t table_stride;

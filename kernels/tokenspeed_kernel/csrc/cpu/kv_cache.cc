@@ -11,19 +11,76 @@ namespace {
 
 constexpr int64_t kBytesPerChunk = 256 * 1024;
 
+// The nearest e4m3 number, ties to even, at most 448; NaN stays NaN.
+uint8_t ToFp8(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const uint32_t sign = bits >> 24 & 0x80;
+  if (value != value) return static_cast<uint8_t>(sign | 0x7f);
+  float magnitude = value < 0 ? -value : value;
+  if (magnitude > 448.0f) magnitude = 448.0f;
+  if (magnitude < 0x1p-6f) {
+    // Subnormal: a whole number of 2^-9, rounded by the addition.
+    const float shifted = magnitude * 0x1p9f + 0x1p23f;
+    std::memcpy(&bits, &shifted, 4);
+    return static_cast<uint8_t>(sign | (bits & 0xf));
+  }
+  std::memcpy(&bits, &magnitude, 4);
+  bits += 0x7ffff + (bits >> 20 & 1);
+  return static_cast<uint8_t>(sign | ((bits >> 20) - (120 << 3)));
+}
+
+// Ties to even; NaN stays NaN.
+uint16_t ToBfloat16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// The scale that brings a row's largest magnitude to the largest e4m3 number.
+float RowScale(const float* row, int64_t count) {
+  float largest = 0.0f;
+  for (int64_t i = 0; i < count; ++i) {
+    const float magnitude = row[i] < 0 ? -row[i] : row[i];
+    largest = largest > magnitude ? largest : magnitude;
+  }
+  return largest > 0.0f ? largest / 448.0f : 1.0f;
+}
+
+// One head of one token. scale: where its scale goes, or null.
+void StoreRow(KvFormat format, const float* row, int64_t count, uint8_t* to, float* scale) {
+  if (format == KvFormat::kF32) {
+    std::memcpy(to, row, static_cast<size_t>(count) * sizeof(float));
+  } else if (format == KvFormat::kBf16) {
+    for (int64_t i = 0; i < count; ++i) {
+      const uint16_t half = ToBfloat16(row[i]);
+      std::memcpy(to + 2 * i, &half, 2);
+    }
+  } else {
+    const float divisor = scale == nullptr ? 1.0f : RowScale(row, count);
+    if (scale != nullptr) *scale = divisor;
+    for (int64_t i = 0; i < count; ++i) to[i] = ToFp8(row[i] / divisor);
+  }
+}
+
 void StoreTokens(void* context, int64_t begin, int64_t end) {
   const auto& args = *static_cast<const StoreKvArgs*>(context);
-  const size_t head_bytes = static_cast<size_t>(args.head_dim) * sizeof(float);
+  const int64_t size = KvBytes(args.format);
   for (int64_t token = begin; token < end; ++token) {
     const int64_t block = args.slot_mapping[token] / args.block_size;
     const int64_t offset = args.slot_mapping[token] % args.block_size;
     for (int64_t head = 0; head < args.num_kv_heads; ++head) {
       const int64_t from = head * args.head_dim;
-      const int64_t to = (head * args.block_size + offset) * args.head_dim;
-      std::memcpy(args.k_cache + block * args.k_block_stride + to,
-                  args.k + token * args.k_stride + from, head_bytes);
-      std::memcpy(args.v_cache + block * args.v_block_stride + to,
-                  args.v + token * args.v_stride + from, head_bytes);
+      const int64_t row = head * args.block_size + offset;
+      const int64_t to = row * args.head_dim;
+      const int64_t scale = block * args.num_kv_heads * args.block_size + row;
+      StoreRow(args.format, args.k + token * args.k_stride + from, args.head_dim,
+               args.k_cache + (block * args.k_block_stride + to) * size,
+               args.k_scales == nullptr ? nullptr : args.k_scales + scale);
+      StoreRow(args.format, args.v + token * args.v_stride + from, args.head_dim,
+               args.v_cache + (block * args.v_block_stride + to) * size,
+               args.v_scales == nullptr ? nullptr : args.v_scales + scale);
     }
   }
 }

@@ -306,30 +306,42 @@ void EmbeddingOf(const EmbeddingArgs& args) {
 }
 
 // Calls Function<format> for the format known at run time.
-#define TS_DISPATCH_FORMAT(Function, format, args) \
-  switch (format) {                                \
-    case WeightFormat::kF32:                       \
-      return Function<WeightFormat::kF32>(args);   \
-    case WeightFormat::kBf16:                      \
-      return Function<WeightFormat::kBf16>(args);  \
-    case WeightFormat::kF16:                       \
-      return Function<WeightFormat::kF16>(args);   \
-    case WeightFormat::kQ4_0:                      \
-      return Function<WeightFormat::kQ4_0>(args);  \
-    case WeightFormat::kQ4_1:                      \
-      return Function<WeightFormat::kQ4_1>(args);  \
-    case WeightFormat::kQ5_0:                      \
-      return Function<WeightFormat::kQ5_0>(args);  \
-    case WeightFormat::kQ5_1:                      \
-      return Function<WeightFormat::kQ5_1>(args);  \
-    case WeightFormat::kQ8_0:                      \
-      return Function<WeightFormat::kQ8_0>(args);  \
-    case WeightFormat::kQ4K:                       \
-      return Function<WeightFormat::kQ4K>(args);   \
-    case WeightFormat::kQ5K:                       \
-      return Function<WeightFormat::kQ5K>(args);   \
-    case WeightFormat::kQ6K:                       \
-      return Function<WeightFormat::kQ6K>(args);   \
+#define TS_DISPATCH_FORMAT(Function, format, args)    \
+  switch (format) {                                   \
+    case WeightFormat::kF32:                          \
+      return Function<WeightFormat::kF32>(args);      \
+    case WeightFormat::kBf16:                         \
+      return Function<WeightFormat::kBf16>(args);     \
+    case WeightFormat::kF16:                          \
+      return Function<WeightFormat::kF16>(args);      \
+    case WeightFormat::kQ4_0:                         \
+      return Function<WeightFormat::kQ4_0>(args);     \
+    case WeightFormat::kQ4_1:                         \
+      return Function<WeightFormat::kQ4_1>(args);     \
+    case WeightFormat::kQ5_0:                         \
+      return Function<WeightFormat::kQ5_0>(args);     \
+    case WeightFormat::kQ5_1:                         \
+      return Function<WeightFormat::kQ5_1>(args);     \
+    case WeightFormat::kQ8_0:                         \
+      return Function<WeightFormat::kQ8_0>(args);     \
+    case WeightFormat::kQ4K:                          \
+      return Function<WeightFormat::kQ4K>(args);      \
+    case WeightFormat::kQ5K:                          \
+      return Function<WeightFormat::kQ5K>(args);      \
+    case WeightFormat::kQ6K:                          \
+      return Function<WeightFormat::kQ6K>(args);      \
+    case WeightFormat::kFp8x32:                       \
+      return Function<WeightFormat::kFp8x32>(args);   \
+    case WeightFormat::kFp8x128:                      \
+      return Function<WeightFormat::kFp8x128>(args);  \
+    case WeightFormat::kInt8x32:                      \
+      return Function<WeightFormat::kInt8x32>(args);  \
+    case WeightFormat::kInt8x128:                     \
+      return Function<WeightFormat::kInt8x128>(args); \
+    case WeightFormat::kInt4x32:                      \
+      return Function<WeightFormat::kInt4x32>(args);  \
+    case WeightFormat::kInt4x128:                     \
+      return Function<WeightFormat::kInt4x128>(args); \
   }
 
 void Linear(const LinearArgs& args) { TS_DISPATCH_FORMAT(LinearOf, args.format, args) }

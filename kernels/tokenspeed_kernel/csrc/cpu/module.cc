@@ -7,13 +7,11 @@
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/tokenspeed_kernel/csrc/cpu/attention_plan.h"
@@ -123,21 +121,27 @@ void RopeEntry(Address q, int64_t q_stride, int64_t q_head_stride, int64_t num_h
                   .interleaved = interleaved});
 }
 
-// shape: (num_blocks, num_kv_heads, block_size, head_dim, k_block_stride, v_block_stride).
+// Strides count elements, whose format is `format` (a KvFormat).
 struct CacheShape {
   int64_t num_blocks, num_kv_heads, block_size, head_dim, k_block_stride, v_block_stride;
+  int format;
 };
+using ScaleAddresses = std::pair<Address, Address>;  // of both caches; 0 where there are none
 
 void StoreKvEntry(Address k, int64_t k_stride, Address v, int64_t v_stride, int64_t num_tokens,
-                  Address k_cache, Address v_cache, const CacheShape& shape, Address slot_mapping) {
+                  Address k_cache, Address v_cache, const ScaleAddresses& scales,
+                  const CacheShape& shape, Address slot_mapping) {
   CheckBelow(At<const int64_t>(slot_mapping), num_tokens, shape.num_blocks * shape.block_size,
              "slot_mapping");
   StoreKv({.k = At<const float>(k),
            .v = At<const float>(v),
            .k_stride = k_stride,
            .v_stride = v_stride,
-           .k_cache = At<float>(k_cache),
-           .v_cache = At<float>(v_cache),
+           .format = static_cast<KvFormat>(shape.format),
+           .k_cache = At<uint8_t>(k_cache),
+           .v_cache = At<uint8_t>(v_cache),
+           .k_scales = At<float>(scales.first),
+           .v_scales = At<float>(scales.second),
            .k_block_stride = shape.k_block_stride,
            .v_block_stride = shape.v_block_stride,
            .slot_mapping = At<const int64_t>(slot_mapping),
@@ -170,14 +174,17 @@ void CheckRows(const AttentionArgs& args, int64_t num_tokens, int64_t table_colu
 }
 
 void AttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64_t num_heads,
-                    Address k_cache, Address v_cache, const CacheShape& shape, Address block_tables,
-                    int64_t table_stride, int64_t table_columns, Address query_start,
-                    Address kv_lens, int64_t num_rows, float scale, int64_t window, float softcap,
-                    Address sinks, Address out) {
+                    Address k_cache, Address v_cache, const ScaleAddresses& scales,
+                    const CacheShape& shape, Address block_tables, int64_t table_stride,
+                    int64_t table_columns, Address query_start, Address kv_lens, int64_t num_rows,
+                    float scale, int64_t window, float softcap, Address sinks, Address out) {
   const AttentionArgs args{.q = At<const float>(q),
                            .q_stride = q_stride,
-                           .k_cache = At<const float>(k_cache),
-                           .v_cache = At<const float>(v_cache),
+                           .format = static_cast<KvFormat>(shape.format),
+                           .k_cache = At<const uint8_t>(k_cache),
+                           .v_cache = At<const uint8_t>(v_cache),
+                           .k_scales = At<const float>(scales.first),
+                           .v_scales = At<const float>(scales.second),
                            .k_block_stride = shape.k_block_stride,
                            .v_block_stride = shape.v_block_stride,
                            .kv_head_stride = shape.block_size * shape.head_dim,
@@ -291,8 +298,9 @@ void LatentAttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64
                           Address out) {
   const AttentionArgs args{.q = At<const float>(q),
                            .q_stride = q_stride,
-                           .k_cache = At<const float>(cache),
-                           .v_cache = At<const float>(cache),
+                           .format = KvFormat::kF32,
+                           .k_cache = At<const uint8_t>(cache),
+                           .v_cache = At<const uint8_t>(cache),
                            .k_block_stride = shape.k_block_stride,
                            .v_block_stride = shape.k_block_stride,
                            .kv_head_stride = 0,
@@ -425,24 +433,15 @@ void PackEntry(int format, Address source, int64_t n, int64_t k, Address packed)
              At<uint8_t>(packed));
 }
 
-// Asks for huge pages behind the whole pages of a buffer; the system may have none.
-void AdviseHugePages(Address address, int64_t num_bytes) {
-#if defined(__linux__)
-  constexpr Address kPage = 4096;
-  const Address begin = (address + kPage - 1) / kPage * kPage;
-  const Address end = (address + static_cast<Address>(num_bytes)) / kPage * kPage;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<CacheShape>(m, "CacheShape")
-      .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), py::arg("num_blocks"),
-           py::arg("num_kv_heads"), py::arg("block_size"), py::arg("head_dim"),
-           py::arg("k_block_stride"), py::arg("v_block_stride"))
+      .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int>(),
+           py::arg("num_blocks"), py::arg("num_kv_heads"), py::arg("block_size"),
+           py::arg("head_dim"), py::arg("k_block_stride"), py::arg("v_block_stride"),
+           py::arg("format"))
       .def_readonly("num_kv_heads", &CacheShape::num_kv_heads)
       .def_readonly("head_dim", &CacheShape::head_dim);
   py::class_<RouteRule>(m, "RouteRule")
@@ -472,11 +471,12 @@ PYBIND11_MODULE(_cpu, m) {
       py::arg("num_threads"), NoGil());
   m.def("shutdown", [] { ThreadPool::Global().Shutdown(); }, NoGil());
   py::module_::import("atexit").attr("register")(m.attr("shutdown"));
-  m.def("block_values", [](int f) { return Info(static_cast<WeightFormat>(f)).block_values; });
   m.def("packed_bytes", [](int f, int64_t n, int64_t k) {
     return PackedBytes(static_cast<WeightFormat>(f), n, k);
   });
-  m.def("advise_huge_pages", &AdviseHugePages, NoGil());
+  m.def(
+      "advise_huge_pages", [](Address at, int64_t n) { AdviseHugePages(At<uint8_t>(at), n); },
+      NoGil());
   m.def("pack", &PackEntry, NoGil());
   m.def("linear", &LinearEntry, NoGil());
   m.def("embedding", &EmbeddingEntry, NoGil());

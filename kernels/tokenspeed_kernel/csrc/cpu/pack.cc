@@ -2,6 +2,10 @@
 
 #include "kernels/tokenspeed_kernel/csrc/cpu/pack.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -130,6 +134,26 @@ void PackQ6KBlock(const uint8_t* source, RowWriter out) {
   }
 }
 
+// A float32 scale, then the block's values of one byte each.
+void PackBytesBlock(const uint8_t* source, int64_t num_values, RowWriter out) {
+  out.Bytes(source, 4);
+  for (int64_t i = 0; i < num_values; ++i) out.Bytes(source + 4 + i, 1);
+}
+
+// A float32 scale, a zero point, then low nibbles for the first half of the values and high ones
+// for the second.
+void PackInt4Block(const uint8_t* source, int64_t num_values, RowWriter out) {
+  const uint8_t* const nibbles = source + 5;
+  Quants quants{};
+  for (int64_t i = 0; i < num_values / 2; ++i) {
+    quants[i] = nibbles[i] & 15;
+    quants[num_values / 2 + i] = nibbles[i] >> 4;
+  }
+  out.Bytes(source, 4);
+  out.Bytes(source + 4, 1);
+  out.Nibbles(quants, 0, num_values);
+}
+
 void PackBlock(WeightFormat format, const uint8_t* source, RowWriter out) {
   switch (format) {
     case WeightFormat::kF32:
@@ -153,6 +177,14 @@ void PackBlock(WeightFormat format, const uint8_t* source, RowWriter out) {
       return PackKBlock(source, true, out);
     case WeightFormat::kQ6K:
       return PackQ6KBlock(source, out);
+    case WeightFormat::kFp8x32:
+    case WeightFormat::kFp8x128:
+    case WeightFormat::kInt8x32:
+    case WeightFormat::kInt8x128:
+      return PackBytesBlock(source, Info(format).block_values, out);
+    case WeightFormat::kInt4x32:
+    case WeightFormat::kInt4x128:
+      return PackInt4Block(source, Info(format).block_values, out);
   }
 }
 
@@ -189,6 +221,16 @@ void PackWeight(WeightFormat format, const uint8_t* source, int64_t n, int64_t k
   PackJob job{format, source, n, k, packed};
   const int64_t num_panels = (n + kPanelRows - 1) / kPanelRows;
   ThreadPool::Global().ParallelFor(num_panels, 8, &PackPanels, &job);
+}
+
+void AdviseHugePages(uint8_t* buffer, int64_t num_bytes) {
+#if defined(__linux__)
+  constexpr uintptr_t kPage = 4096;
+  const auto address = reinterpret_cast<uintptr_t>(buffer);
+  const uintptr_t begin = (address + kPage - 1) / kPage * kPage;
+  const uintptr_t end = (address + static_cast<uintptr_t>(num_bytes)) / kPage * kPage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
 }
 
 }  // namespace tokenspeed::cpu

@@ -17,6 +17,9 @@ namespace tokenspeed::cpu {
 // k must be a multiple of the format's block_values.
 void PackWeight(WeightFormat format, const uint8_t* source, int64_t n, int64_t k, uint8_t* packed);
 
+// Asks for huge pages behind the whole pages of a buffer; the system may have none.
+void AdviseHugePages(uint8_t* buffer, int64_t num_bytes);
+
 }  // namespace tokenspeed::cpu
 
 #endif  // TOKENSPEED_KERNEL_CSRC_CPU_PACK_H_

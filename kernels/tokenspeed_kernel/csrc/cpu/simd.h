@@ -264,6 +264,34 @@ TS_INLINE Vec LoadFloat16(const uint16_t* p) {
 #endif
 }
 
+// Sixteen numbers of eight bits (e4m3: sign, 4 exponent bits biased by 7, 3 of mantissa) divided by
+// kFp8Unit: their bits are those of a half float with a bias larger by 8. The two codes of NaN read
+// as 480.
+constexpr float kFp8Unit = 256.0f;
+TS_INLINE Vec LoadFp8(const uint8_t* p) {
+#if defined(__AVX512F__)
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i half =
+      _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbfff)));
+  return {{_mm512_cvtph_ps(half)}};
+#elif defined(__AVX2__)
+  const __m128i mask = _mm_set1_epi16(static_cast<short>(0xbfff));
+  Vec v;
+  TS_EACH_REG {
+    const __m128i wide =
+        _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + i * kRegLanes)));
+    v.r[i] = _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), mask));
+  }
+  return v;
+#else
+  uint32_t lane[kLanes];
+  for (int i = 0; i < kLanes; ++i) lane[i] = p[i];
+  const IVec bits = LoadInt(lane);
+  const Vec magnitude = Mul(AsFloat(ShiftLeft(And(bits, 0x7f), 20)), Broadcast(0x1p112f));
+  return AsFloat(Or(AsInt(magnitude), ShiftLeft(And(bits, 0x80), 24)));
+#endif
+}
+
 // The low four bits of every lane as a number, plus a constant.
 template <int kOffset>
 TS_INLINE Vec NibbleToFloat(const IVec& a) {

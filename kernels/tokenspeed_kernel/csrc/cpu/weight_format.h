@@ -15,6 +15,9 @@
 //   q4_k      256     d f16, dmin f16 | 8 x (scale u8, min u8, 4 words of 8 nibbles)
 //   q5_k      256     as q4_k, each sub-block followed by 1 word of fifth bits
 //   q6_k      256     d f16 | 16 x (scale i8, 2 words of 8 low nibbles, 1 word of 16 x 2 high bits)
+//   fp8       32, 128 scale f32 | e4m3 values
+//   int8      32, 128 scale f32 | int8 values
+//   int4      32, 128 scale f32, zero u8 | words of 8 nibbles
 
 #ifndef TOKENSPEED_KERNEL_CSRC_CPU_WEIGHT_FORMAT_H_
 #define TOKENSPEED_KERNEL_CSRC_CPU_WEIGHT_FORMAT_H_
@@ -37,11 +40,17 @@ enum class WeightFormat : int32_t {
   kQ4K,
   kQ5K,
   kQ6K,
+  kFp8x32,
+  kFp8x128,
+  kInt8x32,
+  kInt8x128,
+  kInt4x32,
+  kInt4x128,
 };
 
 struct FormatInfo {
   int64_t block_values;  // along K
-  int64_t source_bytes;  // of one row's block as it comes: GGUF, or a dense element
+  int64_t source_bytes;  // of one row's block as it comes: see quant/packed.py; or a dense element
   int64_t panel_bytes;   // of sixteen rows' block in the packed layout
 };
 
@@ -68,6 +77,16 @@ constexpr FormatInfo Info(WeightFormat format) {
       return {256, 176, 64 + 8 * (32 + 256 + 64)};
     case WeightFormat::kQ6K:
       return {256, 210, 32 + 16 * (16 + 128 + 64)};
+    case WeightFormat::kFp8x32:
+    case WeightFormat::kInt8x32:
+      return {32, 4 + 32, 64 + 512};
+    case WeightFormat::kFp8x128:
+    case WeightFormat::kInt8x128:
+      return {128, 4 + 128, 64 + 2048};
+    case WeightFormat::kInt4x32:
+      return {32, 4 + 1 + 16, 64 + 16 + 256};
+    case WeightFormat::kInt4x128:
+      return {128, 4 + 1 + 64, 64 + 16 + 1024};
   }
   return {1, 0, 0};
 }
