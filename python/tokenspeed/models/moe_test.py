@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tests.support.reference import load_reference
 from tokenspeed.config.model import load_model_config
@@ -238,3 +240,38 @@ def test_expert_that_is_missing_is_named(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"block_sparse_moe\.experts\.4\.w1\.weight' is missing"):
         folder_model(tmp_path)
+
+
+def to_mxfp4(model: transformers.PreTrainedModel, folder: Path) -> None:
+    """Rewrites the saved model's experts as random mxfp4 blocks and scales, and gives the model their values."""
+    generator = torch.Generator().manual_seed(9)
+    numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    table = torch.cat([numbers, -numbers])
+    tensors = load_file(folder / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        num_experts, columns, rows = parameter.shape
+        blocks = torch.randint(0, 256, (num_experts, rows, columns // 32, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(122, 126, blocks.shape[:3], generator=generator, dtype=torch.uint8)
+        values = torch.stack([table[(blocks & 15).int()], table[(blocks >> 4).int()]], dim=-1).flatten(-2)
+        values = values * 2.0 ** (scales.float() - 127)[..., None]
+        with torch.no_grad():
+            parameter.copy_(values.flatten(2).transpose(1, 2))
+        del tensors[name]
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_experts_in_mxfp4_equal_transformers_on_their_values(tmp_path: Path) -> None:
+    theirs = random_model("GptOss")
+    theirs.save_pretrained(tmp_path)
+    to_mxfp4(theirs, tmp_path)
+    prompt = torch.randint(0, 96, (40,), generator=torch.Generator().manual_seed(6)).tolist()
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([prompt])).logits[0]
+    logits = PagedSequences(folder_model(tmp_path), 1, 64).prefill(0, prompt)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
