@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.support.quantized import SCHEMES, quantize_folder
 from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
@@ -41,7 +43,7 @@ SMALL: dict[str, Any] = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "DeepseekV2": {"q_lora_rank": None, "n_shared_experts": 2},
-    "DeepseekV3": {"q_lora_rank": 24, "n_shared_experts": 1},
+    "DeepseekV3": {"q_lora_rank": 32, "n_shared_experts": 1},
 }
 
 
@@ -122,3 +124,16 @@ def test_layers_that_predict_several_tokens_are_left_alone_and_others_are_not(fo
 def test_ranks_must_divide_the_heads(folder: Path) -> None:
     with pytest.raises(ModelError, match="4 KV heads do not divide among 3 ranks"):
         load(folder, "dummy", Group(0, 3))
+
+
+def test_fp8_in_tiles_equals_transformers_on_the_dequantised_weights(folder: Path, tmp_path: Path) -> None:
+    dense = shutil.copytree(folder, tmp_path / "dense")
+    meant = quantize_folder(folder, SCHEMES["fp8 in tiles"])
+    assert "model.layers.1.self_attn.kv_b_proj.weight" in meant and len(meant) > 30
+    save_file(load_file(dense / "model.safetensors") | meant, dense / "model.safetensors", metadata={"format": "pt"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
+    prompt = prompts(60)[0]
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([prompt])).logits[0]
+    logits = PagedSequences(load(folder), 1, 64).prefill(0, prompt, chunk=25)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
