@@ -34,18 +34,20 @@ def free_port() -> int:
 class Server:
     """One `ts serve` with the given extra flags; a context manager.
 
-    Attributes: base_url (http://127.0.0.1:port), process (the supervisor), log_path (its stdout and stderr).
+    Attributes: base_url (http://127.0.0.1:port), control_port, process (the supervisor), log_path
+    (its stdout and stderr).
     """
 
     def __init__(self, *flags: str, model: str | None = None) -> None:
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
+        self.control_port = free_port()
         self.folder = tempfile.TemporaryDirectory(prefix="ts-e2e-")
         self.log_path = Path(self.folder.name) / "serve.log"
         self._log = self.log_path.open("wb")
         positional = [model] if model is not None else []
         command = [sys.executable, "-m", "tokenspeed.cli.ts", "serve", *positional]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), "--control-port", str(free_port()), *flags]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--control-port", str(self.control_port), *flags]
         # Children must find the packages the way this process did, whatever launcher set them up.
         env = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p), PYTHONUNBUFFERED="1")
         self.started_at = time.monotonic()

@@ -21,7 +21,7 @@ from typing import IO
 
 from tokenspeed.rpc.lane.address import zmq_handshake_port
 
-__all__ = ["Child", "die_with_parent", "fresh_worker_url", "zmq_handshake_port"]
+__all__ = ["Child", "die_with_parent", "free_port", "fresh_worker_url", "zmq_handshake_port"]
 
 PARENT_ENV = "TOKENSPEED_SUPERVISOR_PID"
 _PR_SET_PDEATHSIG = 1
@@ -94,6 +94,13 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != int(parent):
         sys.exit(1)  # it died before we could ask
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def fresh_worker_url() -> str:

@@ -1,43 +1,40 @@
 # SPDX-License-Identifier: MIT
-"""The supervisor's control server (`--control-port`): what runs here, and the gateway's health, on loopback only.
+"""The supervisor's control server (`--control-port`): what runs here, the gateway's health, the engine's metrics.
 
-Its own thread; it reads and never changes anything. The endpoints by which trainers steer an engine are known by
-name and answered 501, so that a client learns what this release lacks instead of guessing.
+On loopback only, on threads of its own; it reads and never changes anything. The endpoints by which trainers steer an
+engine are known by name and answered 501, so that a client learns what this release lacks instead of guessing.
 """
 
 from __future__ import annotations
 
-import http.server
-import json
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_ABSENT = frozenset(
-    {
-        "/abort",
-        "/abort_request",
-        "/continue_generation",
-        "/destroy_weights_update_group",
-        "/flush_cache",
-        "/generate",
-        "/get_weight_version",
-        "/init_weights_update_group",
-        "/pause_generation",
-        "/rebalance_experts",
-        "/release_memory_occupation",
-        "/resume_memory_occupation",
-        "/start_profile",
-        "/stop_profile",
-        "/update_weight_version",
-        "/update_weights_from_disk",
-        "/update_weights_from_distributed",
-        "/update_weights_from_mooncake",
-        "/update_weights_from_tensor",
-        "/v1/loads",
-    }
+from tokenspeed.observability.endpoint import Answer, Endpoint, Handler, json_answer, refusal
+
+_ABSENT = (
+    "/abort",
+    "/abort_request",
+    "/continue_generation",
+    "/destroy_weights_update_group",
+    "/flush_cache",
+    "/generate",
+    "/get_weight_version",
+    "/init_weights_update_group",
+    "/pause_generation",
+    "/rebalance_experts",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+    "/start_profile",
+    "/stop_profile",
+    "/update_weight_version",
+    "/update_weights_from_disk",
+    "/update_weights_from_distributed",
+    "/update_weights_from_mooncake",
+    "/update_weights_from_tensor",
+    "/v1/loads",
 )
 _TIMEOUT_S = 5.0
 
@@ -47,64 +44,41 @@ Info = Callable[[], Mapping[str, Any]]
 class ControlServer:
     """Listens from construction to `close`. `info`: what /get_server_info tells. Raises OSError for a taken port."""
 
-    def __init__(self, port: int, gateway_url: str, info: Info) -> None:
-        class Handler(_Handler):
-            pass
-
-        Handler.gateway_url, Handler.info = gateway_url, staticmethod(info)
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="control", daemon=True)
-        self._thread.start()
+    def __init__(self, port: int, gateway_url: str, engine_url: str, info: Info) -> None:
+        routes: dict[tuple[str, str], Handler] = {
+            (method, path): _absent(path) for method in ("GET", "POST") for path in _ABSENT
+        }
+        routes["GET", "/health"] = lambda _: _gateway_health(gateway_url)
+        routes["GET", "/get_server_info"] = lambda _: json_answer(200, info())
+        routes["GET", "/health_generate"] = lambda _: json_answer(200, {"status": "ok"})
+        routes["GET", "/metrics"] = lambda _: _relayed(f"{engine_url}/metrics")
+        self._endpoint = Endpoint("127.0.0.1", port, routes)
+        self.port = self._endpoint.port
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(_TIMEOUT_S)
+        self._endpoint.close()
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    gateway_url = ""
-    info: Info
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if path == "/health":
-            self._answer(*_gateway_health(self.gateway_url))
-        elif path == "/get_server_info":
-            self._answer(200, type(self).info())
-        elif path == "/health_generate":
-            self._answer(200, {"status": "ok"})
-        else:
-            self._refuse(path)
-
-    def do_POST(self) -> None:
-        self._refuse(self.path.partition("?")[0])
-
-    def _refuse(self, path: str) -> None:
-        if path in _ABSENT:
-            self._answer(501, {"success": False, "message": f"{path}: this release does not have it"})
-        else:
-            self._answer(404, {"success": False, "message": f"{path}: no such endpoint; {self.gateway_url} generates"})
-
-    def _answer(self, status: int, body: Mapping[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet: the supervisor's output is the children's."""
+def _absent(path: str) -> Handler:
+    return lambda _: refusal(501, f"{path}: this release does not have it")
 
 
-def _gateway_health(url: str) -> tuple[int, Mapping[str, Any]]:
+def _relayed(url: str) -> Answer:
+    """What the engine answers; 503 while there is none."""
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+            return Answer(int(response.status), response.headers["content-type"], response.read())
+    except urllib.error.HTTPError as error:
+        return Answer(error.code, error.headers["content-type"], error.read())
+    except OSError as error:
+        return refusal(503, f"the engine does not answer: {error}")
+
+
+def _gateway_health(url: str) -> Answer:
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=_TIMEOUT_S) as response:
-            return int(response.status), {"status": "ok"}
+            return json_answer(int(response.status), {"status": "ok"})
     except urllib.error.HTTPError as error:
-        return error.code, {"status": "unhealthy"}
+        return json_answer(error.code, {"status": "unhealthy"})
     except OSError as error:
-        return 503, {"status": "unreachable", "message": str(error)}
+        return json_answer(503, {"status": "unreachable", "message": str(error)})

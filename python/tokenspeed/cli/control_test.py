@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from tokenspeed.cli.control import ControlServer
+from tokenspeed.observability.endpoint import Answer, Endpoint
 
 
 @pytest.fixture
 def control() -> Iterator[ControlServer]:
-    server = ControlServer(0, "http://127.0.0.1:9", lambda: {"version": "1", "server_args": {"seed": None}})
+    server = ControlServer(
+        0, "http://127.0.0.1:9", "http://127.0.0.1:9", lambda: {"version": "1", "server_args": {"seed": None}}
+    )
     yield server
     server.close()
 
@@ -35,6 +38,17 @@ def test_it_tells_what_it_was_started_with(control: ControlServer) -> None:
 
 def test_health_is_the_gateways(control: ControlServer) -> None:
     assert ask(control, "/health")[0] == 503
+
+
+def test_the_metrics_are_the_engines_and_503_while_there_is_none(control: ControlServer) -> None:
+    assert ask(control, "/metrics")[0] == 503
+    text = b"tokenspeed:num_requests_total 1\n"
+    engine = Endpoint("127.0.0.1", 0, {("GET", "/metrics"): lambda _: Answer(200, "text/plain; version=1", text)})
+    relay = ControlServer(0, "http://127.0.0.1:9", f"http://127.0.0.1:{engine.port}", dict)
+    with urllib.request.urlopen(f"http://127.0.0.1:{relay.port}/metrics", timeout=10) as response:
+        assert (response.headers["content-type"], response.read()) == ("text/plain; version=1", text)
+    relay.close()
+    engine.close()
 
 
 @pytest.mark.parametrize(("path", "status"), [("/update_weights_from_tensor", 501), ("/abort", 501), ("/dance", 404)])

@@ -169,9 +169,11 @@ def _supervised(split: Split) -> int:
     tokenizer = values["tokenizer"]
     if tokenizer is not None:
         gateway_words += ["--tokenizer-path", str(resolve_model(tokenizer).path)]
+    # One port for every start of the engine, so that scrapers find it again. The user's own, or one of ours.
+    metrics_port = values["metrics_port"] or _proc.free_port()
     supervisor = Supervisor(
-        supervisor_config(split, parse_launch(gateway_words)),
-        engine_arguments=engine_arguments(split, source, worker_url),
+        supervisor_config(split, parse_launch(gateway_words), metrics_port),
+        engine_arguments=engine_arguments(split, source, worker_url, metrics_port),
         gateway_arguments=["-m", "tokenspeed.cli.smg", "launch", *gateway_words],
         out=sys.stderr,
     )
@@ -182,7 +184,7 @@ def _resolve_source(values: dict[str, Any]) -> ModelSource:
     return resolve_model(values["model"], revision=values["revision"], download_dir=values["download_dir"])
 
 
-def engine_arguments(split: Split, source: ModelSource, worker_url: str) -> list[str]:
+def engine_arguments(split: Split, source: ModelSource, worker_url: str, metrics_port: int) -> list[str]:
     """What the engine's process is started with: the user's flags, the resolved model, its lane."""
     return [
         "-m",
@@ -195,6 +197,8 @@ def engine_arguments(split: Split, source: ModelSource, worker_url: str) -> list
         *split.engine_words,
         "--data-parallel-rpc-port",
         str(_proc.zmq_handshake_port(worker_url)),
+        "--metrics-port",
+        str(metrics_port),
     ]
 
 
@@ -217,7 +221,7 @@ def gateway_arguments(split: Split, worker_url: str) -> list[str]:
     return [*words, "--backend", "tokenspeed", "--worker-urls", worker_url]
 
 
-def supervisor_config(split: Split, gateway: GatewayConfig) -> SupervisorConfig:
+def supervisor_config(split: Split, gateway: GatewayConfig, metrics_port: int) -> SupervisorConfig:
     values = split.supervisor.values
     for dest in ("engine_startup_timeout", "gateway_startup_timeout", "drain_timeout"):
         if not 0 < values[dest] < 1e9:
@@ -235,6 +239,12 @@ def supervisor_config(split: Split, gateway: GatewayConfig) -> SupervisorConfig:
         gateway_startup_timeout_s=values["gateway_startup_timeout"],
         drain_timeout_s=values["drain_timeout"],
         max_restarts=values["engine_restarts"],
+        engine_url=f"http://{_reachable(split.engine.values['metrics_host'])}:{metrics_port}",
         control_port=control_port,
         server_args=split.engine.values | split.supervisor.values,
     )
+
+
+def _reachable(host: str) -> str:
+    """Where this machine finds what listens on `host`."""
+    return "127.0.0.1" if host in ("0.0.0.0", "") else host

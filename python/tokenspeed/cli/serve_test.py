@@ -39,17 +39,18 @@ def test_every_word_goes_to_its_owner(line: str, engine: list[str], gateway: lis
 
 def test_the_engine_is_started_with_the_resolved_model_and_its_lane() -> None:
     split = serve.split_argv(["hub/name", "--seed", "3"])
-    words = serve.engine_arguments(split, ModelSource("folder", Path("/models/x"), "hub/name"), URL)
+    words = serve.engine_arguments(split, ModelSource("folder", Path("/models/x"), "hub/name"), URL, 9400)
     assert words[:4] == ["-m", "tokenspeed.cli.ts", "serve", "--headless"]
     again = serve.split_argv(words[3:])
     assert again.engine.values["model"] == "/models/x" and again.engine.values["served_model_name"] == "hub/name"
     assert again.engine.values["seed"] == 3
     assert again.engine.values["data_parallel_rpc_port"] == zmq_handshake_port(URL)
+    assert again.engine.values["metrics_port"] == 9400
 
 
 def test_a_served_name_of_the_user_is_kept() -> None:
     split = serve.split_argv(["--served-model-name", "mine"])
-    words = serve.engine_arguments(split, ModelSource("gguf", Path("/m.gguf"), "m"), URL)
+    words = serve.engine_arguments(split, ModelSource("gguf", Path("/m.gguf"), "m"), URL, 9400)
     assert words.count("--served-model-name") == 1 and "mine" in words
 
 

@@ -45,6 +45,8 @@ class SupervisorConfig:
     gateway_startup_timeout_s: float
     drain_timeout_s: float
     max_restarts: int
+    engine_url: str
+    """The engine's own HTTP port."""
     control_port: int | None
     server_args: Mapping[str, Any]
     """What the control server tells about the flags."""
@@ -121,7 +123,9 @@ class Supervisor:
             return None
         facts = {"version": __version__, "base_url": self._config.base_url, "server_args": self._config.server_args}
         try:
-            return ControlServer(port, self._config.base_url, lambda: {**self._config.server_args, **facts})
+            return ControlServer(
+                port, self._config.base_url, self._config.engine_url, lambda: {**self._config.server_args, **facts}
+            )
         except OSError as error:
             raise FlagError("--control-port", f"{port}: {error.strerror}") from None
 

@@ -255,9 +255,17 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
     _flag("--enable-log-request-stats", "bool", False, _OUTPUT, "Times and counts of the request in its line."),
     _flag("--decode-log-interval", "int", 40, _OUTPUT, "Decode steps between two lines of batch statistics; 0: none."),
     _flag(
-        "--enable-metrics", "switch", False, _OUTPUT, "Prometheus metrics at the gateway's /metrics. Always so here."
+        "--enable-metrics",
+        "switch",
+        False,
+        _OUTPUT,
+        "The engine serves its own /metrics, on --metrics-port or a free port that its log names. "
+        "The gateway's /metrics is always there, and `ts serve` shows the engine's on its control port.",
     ),
+    _flag("--metrics-port", "int", None, _OUTPUT, "Port of the engine's own /metrics; 0: a free one."),
+    _flag("--metrics-host", "str", "127.0.0.1", _OUTPUT, "Address that the engine's /metrics listens on."),
     _flag("--metrics-reporters", "append", ("prometheus",), _OUTPUT, "How metrics leave.", ("prometheus",)),
+    _flag("--app-key", "str", None, _OUTPUT, "Label app_key of the engine's metrics."),
 )
 
 _LANE = "Headless engine"

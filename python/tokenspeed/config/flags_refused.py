@@ -173,7 +173,6 @@ _TIERS = (
     _no("--model-update-engine-type", "str", None, _RL),
     _no("--model-update-draft-weights", "str", None, _RL),
     _no("--enable-memory-saver", "switch", False, _RL),
-    _no("--app-key", "str", None, "metrics have no such label here"),
 )
 
 REFUSED: tuple[Flag, ...] = _PARALLEL + _MOE + _KERNELS + _WEIGHTS + _SPEC + _TIERS

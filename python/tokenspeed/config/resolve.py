@@ -152,6 +152,16 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class OperationsConfig:
+    """What operators see of an engine. `metrics_port`: None for no listener, 0 for a free port."""
+
+    served_name: str | None
+    app_key: str
+    metrics_host: str
+    metrics_port: int | None
+
+
+@dataclass(frozen=True)
 class LaneConfig:
     """Where a headless engine dials."""
 
@@ -177,6 +187,7 @@ class Config:
     admission: AdmissionConfig
     grammar: GrammarConfig
     log: LogConfig
+    operations: OperationsConfig
     lane: LaneConfig
     offline: OfflineConfig
 
@@ -206,12 +217,25 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
             raw["enable_log_request_stats"],
             _at_least(raw, "decode_log_interval", 0),
         ),
+        operations=_operations(raw),
         lane=LaneConfig(
             raw["data_parallel_address"],
             _within(raw, "data_parallel_rpc_port", 1, 65535),
             _within(raw, "zmq_engine_index", 0, 65535),
         ),
         offline=OfflineConfig(raw["skip_tokenizer_init"], raw["stream_output"]),
+    )
+
+
+def _operations(raw: Mapping[str, Any]) -> OperationsConfig:
+    port = None if raw["metrics_port"] is None else _within(raw, "metrics_port", 0, 65535)
+    if port is None and raw["enable_metrics"]:
+        port = 0
+    return OperationsConfig(
+        served_name=raw["served_model_name"],
+        app_key=raw["app_key"] or "",
+        metrics_host=raw["metrics_host"],
+        metrics_port=port,
     )
 
 

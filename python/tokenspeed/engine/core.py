@@ -33,13 +33,16 @@ from tokenspeed.engine.grammars import grammar_compiler
 from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.messages import Frontend
+from tokenspeed.engine.ports import EnginePorts
 from tokenspeed.engine.records import RequestTable
 from tokenspeed.engine.runner import NOTHING_CAPTURED, ModelRunner
 from tokenspeed.engine.step_log import StepLog
+from tokenspeed.engine.step_metrics import StepMetrics
 from tokenspeed.engine.warmup import warm_up
 from tokenspeed.grammar import GrammarCompiler
 from tokenspeed.layers.cache import LayerCache, total_block_bytes
 from tokenspeed.models import KVFormat, LoadOptions, kv_factors, load_model
+from tokenspeed.observability.engine_metrics import EngineMetrics
 from tokenspeed.sampling import Sampler, SamplerConfig
 from tokenspeed_kernel.registry import KernelError, parse_overrides, set_overrides
 
@@ -61,12 +64,14 @@ class EngineCore:
     num_blocks: int
     late_compiles: LateCompiles
     grammars: GrammarCompiler
+    ports: EnginePorts
 
     def close(self) -> None:
         """End the threads; nothing may be in flight."""
         self.executor.close()
         self.late_compiles.stop()
         self.grammars.close()
+        self.ports.close()
 
 
 def build(
@@ -105,21 +110,24 @@ def build(
     )
     executor = _executor(runner, config)
     requests = RequestTable()
+    metrics = EngineMetrics(config.operations.served_name or source.name, config.operations.app_key)
     loop = EngineLoop(
         scheduler,
         executor,
         LocalFrontend(),
         Admission(config.admission, scheduler, requests, grammars),
         requests,
-        StepLog(config.log, scheduler, requests),
+        StepLog(config.log, scheduler, requests, StepMetrics(metrics, scheduler, requests)),
         config.scheduler.overlap_depth,
     )
     progress("warming up")
     warm_up(loop, config)
-    late_compiles = LateCompiles()
+    late_compiles = LateCompiles(metrics.compiled_late)
     if not on_cpu:
         late_compiles.watch()
-    return EngineCore(config, loop, executor, num_blocks, late_compiles, grammars)
+    return EngineCore(
+        config, loop, executor, num_blocks, late_compiles, grammars, EnginePorts(config.operations, metrics)
+    )
 
 
 def load_options(config: Config, num_layers: int) -> LoadOptions:

@@ -119,13 +119,16 @@ class EngineLoop:
 
     def _launch(self) -> bool:
         """Plan a step and launch it; False when nothing can be launched before something settles or arrives."""
+        begun_s = time.perf_counter()
         plan = self.scheduler.plan()
         if plan is None:
             if not self._in_flight and self.scheduler.has_work():
                 raise EngineFault("requests are waiting, nothing is in flight, and no step can be planned")
             return False
+        planned_s = self.log.took("plan", begun_s)
         self.log.launched(plan)
         self._in_flight.append((plan, self._executor.launch(self._work(plan))))
+        self.log.took("launch", planned_s)
         return True
 
     def _work(self, plan: Plan) -> StepWork:
@@ -153,11 +156,14 @@ class EngineLoop:
     def _settle(self) -> None:
         """Wait for the oldest step and take what it means."""
         plan, pending = self._in_flight.popleft()
+        begun_s = time.perf_counter()
         tokens = pending.wait()
+        begun_s = self.log.took("device", begun_s)
         outcome = self.scheduler.advance(plan.step_id, tokens.token_ids, tokens.num_tokens)
         self._outputs.add_prompt_pieces(tokens.prompt_pieces)
         self._outputs.add_step(outcome, tokens)
-        self.log.settled(plan, tokens.num_tokens)
+        self.log.settled(plan, outcome, tokens.num_tokens)
+        self.log.took("settle", begun_s)
 
     def _publish(self) -> None:
         """Hand results on; and the load, when it has changed without a result or has not been told for a while."""
@@ -170,6 +176,7 @@ class EngineLoop:
         if self._outputs or self._load_is_due or (busy and now_s - self._published_s > SIGN_OF_LIFE_S):
             for record, reason in self._outputs.finished:
                 self.log.finished(record, reason)
+            self.log.load_changed(self._admission.num_compiling)
             self.frontend.publish(self._outputs.take(self._load()))
             self._published_s, self._load_is_due = now_s, False
 

@@ -24,7 +24,9 @@ from tokenspeed.engine.pending import Done, Pending
 from tokenspeed.engine.records import RequestTable
 from tokenspeed.engine.runner import StepWork
 from tokenspeed.engine.step_log import StepLog
+from tokenspeed.engine.step_metrics import StepMetrics
 from tokenspeed.grammar import CompiledGrammar, GrammarCompiler, GrammarError
+from tokenspeed.observability.engine_metrics import EngineMetrics
 
 EOS = 99
 
@@ -133,8 +135,9 @@ class Bench:
         self.backend = ScriptedBackend()
         requests = RequestTable()
         grammars = GrammarCompiler(GrammarConfig("xgrammar", 30.0, 0, True, 1, 2**20, 2), lambda: self.backend)
+        self.metrics = StepMetrics(EngineMetrics("m", ""), self.scheduler, requests)
         admission = Admission(AdmissionConfig(100, 128, 1, 0, False, "xgrammar"), self.scheduler, requests, grammars)
-        log = StepLog(LogConfig("error", True, 0, True, 40), self.scheduler, requests)
+        log = StepLog(LogConfig("error", True, 0, True, 40), self.scheduler, requests, self.metrics)
         self.loop = EngineLoop(self.scheduler, self.executor, self.desk, admission, requests, log, depth)
 
     def add(self, rid: str, num_prompt: int = 4, **params: Any) -> Bench:

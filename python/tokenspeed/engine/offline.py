@@ -33,6 +33,7 @@ from tokenspeed.engine.core import LoopThread, build, set_frontend
 from tokenspeed.engine.errors import EngineDeadError
 from tokenspeed.engine.local_frontend import Delta, LocalFrontend
 from tokenspeed.engine.messages import Add, LoadNumbers
+from tokenspeed.engine.ports import EnginePorts
 from tokenspeed.gateway.text.bad_words import bad_sequences
 from tokenspeed.gateway.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -225,6 +226,11 @@ class Engine:
     def late_compiles(self) -> int:
         """Kernels that were compiled or loaded after the engine was ready; a promise is that it stays 0."""
         return self._core.late_compiles.count
+
+    @property
+    def ports(self) -> EnginePorts:
+        """Where the engine listens for operators, if it does."""
+        return self._core.ports
 
     def load(self) -> LoadNumbers:
         """Requests and KV blocks at this moment (read beside the running loop, so approximate under load)."""

@@ -106,6 +106,7 @@ class OutputColumns:
         emitted = _emitted(outcome, tokens)
         for record, new in zip(records, emitted):
             record.output_ids += new
+            record.num_outputs += 1
         now = time.time()
         for index in np.flatnonzero(outcome.completion_tokens <= outcome.num_tokens).tolist():
             records[index].clock.emitted(now)

@@ -36,6 +36,7 @@ class RequestRecord:
         "priority",
         "cache_salt",
         "prompt_scores",
+        "num_outputs",
     )
 
     def __init__(self, request_id: int, rid: str, params: SamplingParams, prompt_ids: NDArray[np.int32]) -> None:
@@ -56,6 +57,8 @@ class RequestRecord:
         self.prompt_scores: PromptScores | None = None
         if params.prompt_logprobs is not None:
             self.prompt_scores = PromptScores(prompt_ids, params.prompt_logprob_start, params.prompt_logprobs)
+        self.num_outputs = 0
+        """Steps that gave it tokens."""
         self.held_logprobs: list[tuple[float, list[float], list[int]]] = []
 
 
@@ -120,6 +123,10 @@ class RequestTable:
     def any_scoring(self) -> bool:
         """Whether a live request wants logprobs of its prompt."""
         return self._num_scoring > 0
+
+    def oldest_waiting_ts(self) -> float | None:
+        """When the oldest request that never ran arrived; records are in the order of arrival."""
+        return next((record.clock.recv_ts for record in self._by_id.values() if record.clock.commit_ts is None), None)
 
     def of_rid(self, rid: str) -> RequestRecord | None:
         return self._by_rid.get(rid)

@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenspeed.config.resolve import LogConfig
+from tokenspeed.engine.outputs import OutcomeView
 from tokenspeed.engine.records import RequestRecord, RequestTable
+from tokenspeed.engine.step_metrics import StepMetrics
 from tokenspeed.observability.log_lines import Blocks, DecodeBatch, DecodeMeter, PrefillBatch
 from tokenspeed.observability.request_stats import finish_line
 from tokenspeed_cc import Plan, RequestCounters, Scheduler
@@ -24,12 +26,13 @@ logger = logging.getLogger("tokenspeed.engine")
 
 
 class StepLog:
-    """`muted`: say nothing (warm-up)."""
+    """`muted`: say and count nothing (warm-up)."""
 
-    def __init__(self, config: LogConfig, scheduler: Scheduler, requests: RequestTable) -> None:
+    def __init__(self, config: LogConfig, scheduler: Scheduler, requests: RequestTable, metrics: StepMetrics) -> None:
         self._config = config
         self._scheduler = scheduler
         self._requests = requests
+        self._metrics = metrics
         self._meter = DecodeMeter(config.decode_log_interval) if config.decode_log_interval else None
         self._delayed: set[int] = set()
         self.muted = False
@@ -40,6 +43,8 @@ class StepLog:
 
     def launched(self, plan: Plan) -> None:
         """Set the clocks of requests that started or finished their prompt; describe a step that prefills."""
+        if not self.muted:
+            self._metrics.launched(plan)
         if plan.num_decode_rows == plan.num_rows:
             if self._delayed:
                 self._end_delays()
@@ -56,8 +61,21 @@ class StepLog:
         if self._speaks:
             logger.info("%s", self._prefill_batch(plan).line())
 
-    def settled(self, plan: Plan, num_tokens: NDArray[np.int32]) -> None:
+    def took(self, part: str, since_s: float) -> float:
+        """A part of a step has ended that began at `since_s` (time.perf_counter()); returns the time now."""
+        now_s = time.perf_counter()
+        if not self.muted:
+            self._metrics.metrics.part_took(part, now_s - since_s)
+        return now_s
+
+    def load_changed(self, num_compiling: int) -> None:
+        """Requests came, went on or ended."""
+        self._metrics.load_changed(num_compiling)
+
+    def settled(self, plan: Plan, outcome: OutcomeView, num_tokens: NDArray[np.int32]) -> None:
         """Count a step's tokens; every `decode_log_interval` decode steps, say how fast they come."""
+        if not self.muted:
+            self._metrics.settled(plan, outcome)
         if self._meter is None or not plan.num_decode_rows:
             return
         tokens_per_s = self._meter.settled(int(num_tokens.sum()), time.monotonic())
@@ -72,9 +90,13 @@ class StepLog:
     def finished(self, record: RequestRecord, reason: str) -> None:
         """The request's one line."""
         self._delayed.discard(record.request_id)
+        if self.muted:
+            return
+        counters = self._scheduler.stats(record.request_id)
+        self._metrics.ended(record, reason, counters)
         if not self._config.log_requests or not self._speaks:
             return
-        line = self._finish_line(record, reason, self._scheduler.stats(record.request_id))
+        line = self._finish_line(record, reason, counters)
         if self._config.log_requests_level >= 1:
             line += f" {record.params}"
         if self._config.log_requests_level >= 2:
@@ -86,7 +108,7 @@ class StepLog:
 
     def _finish_line(self, record: RequestRecord, reason: str, counters: RequestCounters) -> str:
         if not self._config.log_request_stats:
-            per_row = counters.completion_tokens / max(1, counters.num_sampling_rows)
+            per_row = counters.completion_tokens / max(1, record.num_outputs)
             return f"Req: {record.rid} Finish! Accept_num_tokens_avg: {per_row:.2f}"
         stats = record.clock.stats(
             reason, counters.prompt_tokens, counters.cached_tokens, counters.completion_tokens, time.time()

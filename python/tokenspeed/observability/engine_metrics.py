@@ -2,17 +2,26 @@
 """The engine's metrics under the names that its operators' dashboards read (tokenspeed:*).
 
 Owns: the collectors of one engine rank in a registry of its own. Called by the engine's loop on its thread, once a
-step or once a request, never once a token; every call is a few additions. Reads no clock: callers pass seconds.
+step or once a request, never once a token; every call is a few additions. `render` may be called by any thread.
+Durations come from callers; the one clock that is read is the scrape's, for the age of the queue.
 
 Names follow the reference; the client adds _total to counters. Every series carries model_name and app_key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 LABELS = ("model_name", "app_key")
 
@@ -22,15 +31,24 @@ E2E_BUCKETS_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CALL_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60)
 
+STEP_PARTS = ("plan", "launch", "device", "settle")
+"""What a step's time goes to on the loop's thread; "device" is waiting for the device's result."""
+SOURCES = ("computed", "device_hit", "host_hit", "store_hit")
+"""Where the KV of prompt tokens came from."""
+BLOCK_STATES = ("active", "cached", "free")
+
 
 @dataclass(frozen=True)
-class StepSample:
-    """One settled step. kv_usage is the share of KV blocks that running requests hold, 0 to 1."""
+class LoadSample:
+    """The load at one moment. Blocks: held by requests, kept for prefix hits only, free. oldest_waiting_ts: when the
+    oldest request that never ran arrived, in seconds since the Unix epoch; None when nobody waits."""
 
     num_running: int
     num_waiting: int
-    kv_usage: float
-    num_tokens: int
+    active_blocks: int
+    cached_blocks: int
+    free_blocks: int
+    oldest_waiting_ts: float | None
 
 
 @dataclass(frozen=True)
@@ -64,7 +82,8 @@ class EngineMetrics:
         self._tpot = self._histogram(
             "request_time_per_output_token_seconds", "Mean time a token after the first.", TOKEN_BUCKETS_S
         )
-        self._itl = self._histogram("inter_token_latency_seconds", "Time between two tokens.", TOKEN_BUCKETS_S)
+        self._itl = GapHistogram("tokenspeed:inter_token_latency_seconds", "Time between two tokens.", self._values)
+        self.registry.register(self._itl)
         self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to end.", E2E_BUCKETS_S)
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens drafted.")
@@ -72,28 +91,48 @@ class EngineMetrics:
         self._compiles = self._counter("jit_serving_compiles", "Kernels compiled after ready; stays 0.")
         self._compile_s = self._counter("jit_serving_compile_seconds", "Seconds spent compiling after ready.")
         self._nan_aborted = self._counter("num_nan_aborted_requests", "Requests ended because a logit was NaN.")
-        self._calls = Histogram(
+        calls = Histogram(
             "tokenspeed:func_latency_seconds",
-            "Duration of a named part of the engine.",
+            "Duration of a named part of a step, on the loop's thread.",
             (*LABELS, "name"),
             registry=self.registry,
             buckets=CALL_BUCKETS_S,
         )
+        self._parts = {name: calls.labels(*self._values, name) for name in STEP_PARTS}
+        sources = Counter(
+            "tokenspeed:prompt_tokens_by_source",
+            "Prompt tokens by where their KV came from.",
+            (*LABELS, "source"),
+            registry=self.registry,
+        )
+        self._sources = {source: sources.labels(*self._values, source) for source in SOURCES}
+        blocks = Gauge("tokenspeed:kv_blocks", "KV blocks by state.", (*LABELS, "state"), registry=self.registry)
+        self._blocks = {state: blocks.labels(*self._values, state) for state in BLOCK_STATES}
+        self._oldest_waiting_ts: float | None = None
+        age = self._gauge("queue_age_seconds", "For how long the oldest request that never ran has waited.")
+        age.set_function(self._queue_age_s)
 
     def render(self) -> bytes:
-        """The text of GET /metrics."""
+        """The text of GET /metrics; its content type is CONTENT_TYPE."""
         return generate_latest(self.registry)
 
-    def step_settled(self, sample: StepSample) -> None:
-        """The results of a step are in."""
-        self.load_changed(sample.num_running, sample.num_waiting, sample.kv_usage)
-        self._step_tokens.observe(sample.num_tokens)
+    def step_settled(self, num_tokens: int) -> None:
+        """The results of a step that computed num_tokens are in."""
+        self._step_tokens.observe(num_tokens)
 
-    def load_changed(self, num_running: int, num_waiting: int, kv_usage: float) -> None:
-        """The load changed without a step, by aborts or because the engine became idle."""
-        self._running.set(num_running)
-        self._waiting.set(num_waiting)
-        self._usage.set(kv_usage)
+    def load_changed(self, load: LoadSample) -> None:
+        """After a step, after aborts, or because the engine became idle."""
+        self._running.set(load.num_running)
+        self._waiting.set(load.num_waiting)
+        total = load.active_blocks + load.cached_blocks + load.free_blocks
+        self._usage.set(load.active_blocks / total if total else 0.0)
+        for state, count in zip(BLOCK_STATES, (load.active_blocks, load.cached_blocks, load.free_blocks)):
+            self._blocks[state].set(count)
+        self._oldest_waiting_ts = load.oldest_waiting_ts
+
+    def prompt_tokens_from(self, source: str, num_tokens: int) -> None:
+        """Prompt tokens got their KV from one of SOURCES. Computing again after a retraction counts again."""
+        self._sources[source].inc(num_tokens)
 
     def request_ended(self, sample: FinishedSample) -> None:
         """A request ended, whatever the reason."""
@@ -110,10 +149,9 @@ class EngineMetrics:
         if sample.output_tokens > 1:
             self._tpot.observe((sample.total_s - sample.first_token_s) / (sample.output_tokens - 1))
 
-    def token_gaps(self, gaps_s: Sequence[float]) -> None:
-        """Times between successive outputs of running requests, gathered over a step."""
-        for gap_s in gaps_s:
-            self._itl.observe(gap_s)
+    def token_gaps(self, gaps_s: NDArray[np.float64]) -> None:
+        """float64 [n]: times between successive outputs of running requests, of one step."""
+        self._itl.observe(gaps_s)
 
     def drafts_verified(self, num_drafts: int, num_draft_tokens: int, num_accepted: int) -> None:
         """A step verified speculative drafts."""
@@ -130,9 +168,13 @@ class EngineMetrics:
         """A request was ended because the model produced a NaN for it."""
         self._nan_aborted.inc()
 
-    def call_took(self, name: str, duration_s: float) -> None:
-        """A named part of the engine (for instance "plan") took this long."""
-        self._calls.labels(*self._values, name).observe(duration_s)
+    def part_took(self, part: str, duration_s: float) -> None:
+        """One of STEP_PARTS took this long."""
+        self._parts[part].observe(duration_s)
+
+    def _queue_age_s(self) -> float:
+        since_ts = self._oldest_waiting_ts
+        return 0.0 if since_ts is None else max(0.0, time.time() - since_ts)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"tokenspeed:{name}", text, LABELS, registry=self.registry).labels(*self._values)
@@ -143,3 +185,25 @@ class EngineMetrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         family = Histogram(f"tokenspeed:{name}", text, LABELS, registry=self.registry, buckets=buckets)
         return family.labels(*self._values)
+
+
+class GapHistogram(Collector):
+    """A histogram that takes a step's worth of values at once: a full batch has one for every running request."""
+
+    def __init__(self, name: str, text: str, label_values: Sequence[str]) -> None:
+        self._name, self._text, self._values = name, text, label_values
+        self._bounds = np.array(TOKEN_BUCKETS_S)
+        self._counts = np.zeros(len(TOKEN_BUCKETS_S) + 1, np.int64)
+        self._sum_s = 0.0
+
+    def observe(self, values_s: NDArray[np.float64]) -> None:
+        """float64 [n]"""
+        self._counts += np.bincount(np.searchsorted(self._bounds, values_s), minlength=len(self._counts))
+        self._sum_s += float(values_s.sum())
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._text, labels=LABELS)
+        bounds = [*map(str, map(float, TOKEN_BUCKETS_S)), "+Inf"]
+        buckets = list(zip(bounds, map(float, self._counts.cumsum())))
+        family.add_metric(self._values, buckets, self._sum_s)
+        yield family

@@ -20,7 +20,6 @@ import msgspec
 
 END_OF_REPLAY = -1
 _SEQUENCE = struct.Struct(">q")
-_PORT_LIMIT = 65535
 
 
 @dataclass(frozen=True)
@@ -55,49 +54,6 @@ class AllBlocksCleared:
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
-
-
-class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The JSON of --kv-events-config. Queue lengths and the replay buffer are in batches."""
-
-    enable_kv_cache_events: bool = False
-    publisher: str = "null"
-    endpoint: str = "tcp://*:5557"
-    replay_endpoint: str | None = None
-    buffer_steps: int = 10_000
-    hwm: int = 100_000
-    max_queue_size: int = 100_000
-    topic: str = ""
-
-
-def parse_config(text: str) -> KvEventsConfig:
-    """Reads --kv-events-config. Raises ValueError naming the key that is wrong."""
-    try:
-        config = msgspec.json.decode(text, type=KvEventsConfig)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"--kv-events-config: {error}") from error
-    if config.publisher not in ("null", "zmq"):
-        raise ValueError(f"--kv-events-config: publisher must be null or zmq, not {config.publisher!r}")
-    for key in ("buffer_steps", "hwm", "max_queue_size"):
-        if getattr(config, key) < 1:
-            raise ValueError(f"--kv-events-config: {key} must be at least 1")
-    return config
-
-
-def rank_endpoint(endpoint: str, dp_rank: int) -> str:
-    """The address of one attention data-parallel rank: the port moves up by the rank, a path gets a suffix.
-
-    Raises ValueError for an address without a port, or when the port would leave the range.
-    """
-    if not endpoint.startswith("tcp://"):
-        return endpoint if dp_rank == 0 else f"{endpoint}_dp{dp_rank}"
-    host, _, port = endpoint.rpartition(":")
-    if not port.isdigit():
-        raise ValueError(f"KV events endpoint {endpoint} has no port")
-    number = int(port) + dp_rank
-    if number > _PORT_LIMIT:
-        raise ValueError(f"KV events endpoint {endpoint} leaves no port for rank {dp_rank}")
-    return f"{host}:{number}"
 
 
 def encode_batch(timestamp_s: float, events: Sequence[KvEvent], attn_dp_rank: int) -> bytes:

@@ -15,8 +15,6 @@ from tokenspeed.observability.kv_events import (
     decode_sequence,
     encode_batch,
     encode_sequence,
-    parse_config,
-    rank_endpoint,
 )
 
 STORED = BlockStored(block_hash=-5, parent_hash=None, token_ids=[1, 2], block_size=2)
@@ -64,36 +62,3 @@ def test_a_subscriber_gets_three_frames_through_a_socket() -> None:
             if subscriber.poll(50):
                 break
         assert tuple(subscriber.recv_multipart()) == frames
-
-
-def test_the_reference_configuration_is_read() -> None:
-    text = '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","topic":"kv-events"}'
-    config = parse_config(text)
-    assert config.enable_kv_cache_events
-    assert (config.publisher, config.topic, config.buffer_steps) == ("zmq", "kv-events", 10_000)
-
-
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ('{"publisher":"kafka"}', "publisher"),
-        ('{"bufer_steps":1}', "bufer_steps"),
-        ('{"buffer_steps":0}', "buffer_steps"),
-        ('{"hwm":"x"}', "hwm"),
-        ("{", "kv-events-config"),
-    ],
-)
-def test_a_wrong_configuration_is_refused_by_name(text: str, key: str) -> None:
-    with pytest.raises(ValueError, match=key):
-        parse_config(text)
-
-
-def test_each_rank_has_its_own_address() -> None:
-    assert rank_endpoint("tcp://*:5557", 0) == "tcp://*:5557"
-    assert rank_endpoint("tcp://*:5557", 3) == "tcp://*:5560"
-    assert rank_endpoint("ipc:///tmp/kv", 0) == "ipc:///tmp/kv"
-    assert rank_endpoint("ipc:///tmp/kv", 2) == "ipc:///tmp/kv_dp2"
-    with pytest.raises(ValueError, match="no port"):
-        rank_endpoint("tcp://host", 0)
-    with pytest.raises(ValueError, match="rank 1"):
-        rank_endpoint("tcp://*:65535", 1)

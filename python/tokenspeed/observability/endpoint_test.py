@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT
+"""The small HTTP server through real connections: routes, keys, bodies, faults."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tokenspeed.observability.endpoint import Answer, Endpoint, json_answer
+
+
+def echo(body: Mapping[str, Any]) -> Answer:
+    return json_answer(200, {"got": dict(body)})
+
+
+def broken(_: Mapping[str, Any]) -> Answer:
+    raise RuntimeError("a bug")
+
+
+ROUTES = {("POST", "/echo"): echo, ("GET", "/broken"): broken, ("GET", "/open"): echo}
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    listening = Endpoint("127.0.0.1", 0, ROUTES, "secret", frozenset({"/open"}))
+    yield listening
+    listening.close()
+
+
+def ask(
+    endpoint: Endpoint, method: str, path: str, body: bytes = b"", key: str | None = "secret"
+) -> tuple[int, dict[str, Any]]:
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=10)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    connection.request(method, path, body, headers)
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    connection.close()
+    return response.status, answer
+
+
+def test_a_body_reaches_its_handler_and_a_query_is_no_part_of_the_path(endpoint: Endpoint) -> None:
+    assert ask(endpoint, "POST", "/echo?x=1", b'{"a": 1}') == (200, {"got": {"a": 1}})
+    assert ask(endpoint, "POST", "/echo") == (200, {"got": {}})
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"{", b"3"])
+def test_a_body_that_is_no_object_is_400(endpoint: Endpoint, body: bytes) -> None:
+    assert ask(endpoint, "POST", "/echo", body)[0] == 400
+
+
+@pytest.mark.parametrize("key", [None, "", "secre", "secret2"])
+def test_without_the_key_only_open_paths_answer(endpoint: Endpoint, key: str | None) -> None:
+    assert ask(endpoint, "POST", "/echo", key=key)[0] == 401
+    assert ask(endpoint, "GET", "/nowhere", key=key)[0] == 401
+    assert ask(endpoint, "GET", "/open", key=key)[0] == 200
+
+
+def test_a_wrong_method_and_an_unknown_path_are_named(endpoint: Endpoint) -> None:
+    status, answer = ask(endpoint, "GET", "/echo")
+    assert status == 405 and "/echo takes POST" in answer["message"]
+    status, answer = ask(endpoint, "GET", "/nowhere")
+    assert status == 404 and "/nowhere" in answer["message"] and answer["success"] is False
+
+
+def test_a_handler_that_fails_is_a_500_and_the_next_request_works(endpoint: Endpoint) -> None:
+    assert ask(endpoint, "GET", "/broken")[0] == 500
+    assert ask(endpoint, "GET", "/open")[0] == 200
+
+
+def test_two_requests_may_use_one_connection(endpoint: Endpoint) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=10)
+    for number in (1, 2):
+        connection.request("POST", "/echo", json.dumps({"n": number}), {"Authorization": "bearer secret"})
+        assert json.loads(connection.getresponse().read()) == {"got": {"n": number}}
+    connection.close()
