@@ -13,7 +13,6 @@ import functools
 
 import torch
 
-from tokenspeed_kernel.attention import triton_paged
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.cuda_driver import CudaModule, fatbin_for, swizzled_rows
 from tokenspeed_kernel.registry import Band, Platform, cuda, kernel
@@ -27,7 +26,7 @@ _PREFILL_SHARED_BYTES = 165_888  # five tiles of 32 KB, barriers, and room to be
 _DECODE_THREADS = 128
 _DECODE_BLOCKS = 528  # four of a decode's blocks fit on a core
 _MIN_PART = 64
-_MAX_PARTS = 64
+_MAX_PARTS = 32  # one to a lane of the warp that adds them up
 _MAX_COUNTERS = 1 << 16
 
 _DECODE = CudaModule("decode_attention")
@@ -102,10 +101,6 @@ def paged_attention(
 ) -> torch.Tensor:
     """At most two launches; their number and sizes depend on the metadata's host integers only."""
     _check(q, k_cache, v_cache, meta)
-    rows = meta.kv_lens.shape[0]
-    if meta.num_decode_rows == rows and num_parts(rows * k_cache.shape[1], meta.max_kv_len) > 1:
-        # Where a few rows decode alone, two kernels are faster than one whose last block adds up the parts.
-        return triton_paged.paged_attention(q, k_cache, v_cache, meta, scale, window, softcap, sinks, scales)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if meta.num_decode_rows:
         _decode(q, k_cache, v_cache, meta, scale, out)

@@ -61,18 +61,21 @@ __device__ inline float OverKeys(float value, bool sum) {  // lanes of the same 
   return value;
 }
 
-// Keys [begin, end) of a part; it begins at a multiple of kBlockKeys.
+// Keys [begin, end) of a part, which begins at a multiple of kBlockKeys; parts from num_live on
+// have none.
 struct Keys {
   int begin;
   int end;
+  int num_live;
 };
 
-__device__ inline Keys PartOf(int kv_len, int part, const DecodeShape& shape) {
-  const int each = (kv_len + shape.num_parts - 1) / shape.num_parts;
-  const int share = (each + kBlockKeys - 1) / kBlockKeys * kBlockKeys;
+__device__ inline Keys PartOf(int kv_len, int part, int num_parts) {
+  const int each = (kv_len + num_parts - 1) / num_parts;
+  const int share = max((each + kBlockKeys - 1) / kBlockKeys, 1) * kBlockKeys;
   Keys keys;
   keys.begin = part * share;
   keys.end = min(keys.begin + share, kv_len);
+  keys.num_live = max((kv_len + share - 1) / share, 1);
   return keys;
 }
 
@@ -98,13 +101,12 @@ __device__ inline void WarpSums(const uint4 (&query)[4], const __nv_bfloat16* k_
     uint2 value[kStepKeys];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      low[i] = Load16(k + i * 32);
-      high[i] = Load16(k + 8 * kDecodeHead + i * 32);
+      low[i] = LoadStreamed16(k + i * 32);
+      high[i] = LoadStreamed16(k + 8 * kDecodeHead + i * 32);
     }
 #pragma unroll
     for (int i = 0; i < kStepKeys; ++i) {  // nothing times NaN is NaN, so what isn't there is zero
-      value[i] = key + i < keys.end ? *reinterpret_cast<const uint2*>(v + i * kDecodeHead)
-                                    : make_uint2(0, 0);
+      value[i] = key + i < keys.end ? LoadStreamed8(v + i * kDecodeHead) : make_uint2(0, 0);
     }
     const int next = key + kBlockKeys;
     if (next < keys.end) block = table[next / shape.block_size];
@@ -124,9 +126,9 @@ __device__ inline void WarpSums(const uint4 (&query)[4], const __nv_bfloat16* k_
     for (int i = 0; i < 2; ++i) {
       const float most = fmaxf(peak[i], OverKeys(fmaxf(score[i], score[i + 2]), false));
       const float base = most == -INFINITY ? 0.0f : most;
-      const float shrink = exp2f(peak[i] - base);
-      score[i] = exp2f(score[i] - base);
-      score[i + 2] = exp2f(score[i + 2] - base);
+      const float shrink = FastExp2(peak[i] - base);
+      score[i] = FastExp2(score[i] - base);
+      score[i + 2] = FastExp2(score[i + 2] - base);
       total[i] = total[i] * shrink + score[i] + score[i + 2];
       peak[i] = most;
       if (group == 0) s.shrink[warp][pair * 2 + i] = shrink;
@@ -170,16 +172,33 @@ __device__ inline void WarpSums(const uint4 (&query)[4], const __nv_bfloat16* k_
   }
 }
 
-// A head's sums over some summands: this thread's column, the peak and the total.
-struct Merged {
-  float out = 0.0f, peak = -INFINITY, total = 0.0f;
-
-  __device__ void Add(float other_peak, float other_total, float value) {
-    const float share = exp2f(other_peak - peak);  // `peak` is no less, and finite if that is
-    total += other_total * share;
-    out += value * share;
+// Adds up the parts of one head by one warp, in their order; there are at most 32.
+__device__ inline void AddParts(const float* partial, const float2* stats, int num_parts,
+                                __nv_bfloat16* out) {
+  const int lane = threadIdx.x & 31;
+  const float2 mine = lane < num_parts ? __ldcg(&stats[lane]) : make_float2(-INFINITY, 0.0f);
+  float peak = mine.x;
+#pragma unroll
+  for (int other = 16; other > 0; other >>= 1) {
+    peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, other));
   }
-};
+  const float share = mine.y > 0.0f ? FastExp2(mine.x - peak) : 0.0f;
+  const float total = WarpSum(mine.y * share);
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+  for (int i = 0; i < num_parts; ++i) {
+    const float weight = __shfl_sync(0xffffffffu, share, i);
+    const float4 part = __ldcg(reinterpret_cast<const float4*>(partial + i * kDecodeHead) + lane);
+    sum.x += weight * part.x;
+    sum.y += weight * part.y;
+    sum.z += weight * part.z;
+    sum.w += weight * part.w;
+  }
+  const float scale = total > 0.0f ? 1.0f / total : 0.0f;
+  const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(sum.x * scale, sum.y * scale),
+                                   __floats2bfloat162_rn(sum.z * scale, sum.w * scale)};
+  *reinterpret_cast<uint2*>(out + lane * 4) = *reinterpret_cast<const uint2*>(pairs);
+}
 
 template <int HEADS>
 __device__ void DecodeAttention(const __nv_bfloat16* q, const __nv_bfloat16* k_cache,
@@ -203,7 +222,8 @@ __device__ void DecodeAttention(const __nv_bfloat16* q, const __nv_bfloat16* k_c
   for (int i = 0; i < 4; ++i) {
     query[i] = (lane >> 2) < group_size ? Load16(mine + i * 32) : make_uint4(0, 0, 0, 0);
   }
-  const Keys keys = PartOf(kv_lens[row], part, shape);
+  const Keys keys = PartOf(kv_lens[row], part, shape.num_parts);
+  if (part >= keys.num_live) return;
   WarpSums<HEADS>(query, k_cache, v_cache, tables + row * shape.table_stride, keys, kv_head, shape,
                   s);
   __syncthreads();
@@ -211,41 +231,34 @@ __device__ void DecodeAttention(const __nv_bfloat16* q, const __nv_bfloat16* k_c
   const int64_t first_head = row * shape.num_heads + kv_head * group_size;
   const int column = threadIdx.x;
   for (int head = 0; head < group_size; ++head) {
-    Merged all;
-    for (int warp = 0; warp < kDecodeWarps; ++warp) all.peak = fmaxf(all.peak, s.peak[warp][head]);
-    for (int warp = 0; warp < kDecodeWarps && all.peak > -INFINITY; ++warp) {
-      all.Add(s.peak[warp][head], s.total[warp][head], s.out[warp][head][column]);
+    float peak = -INFINITY, total = 0.0f, sum = 0.0f;
+    for (int warp = 0; warp < kDecodeWarps; ++warp) peak = fmaxf(peak, s.peak[warp][head]);
+    for (int warp = 0; warp < kDecodeWarps && peak > -INFINITY; ++warp) {
+      const float share = FastExp2(s.peak[warp][head] - peak);
+      total += s.total[warp][head] * share;
+      sum += s.out[warp][head][column] * share;
     }
-    if (shape.num_parts == 1) {
-      const float share = all.total > 0.0f ? 1.0f / all.total : 0.0f;
-      out[(first_head + head) * kDecodeHead + column] = FromFloat<__nv_bfloat16>(all.out * share);
+    if (keys.num_live == 1) {
+      const float share = total > 0.0f ? 1.0f / total : 0.0f;
+      out[(first_head + head) * kDecodeHead + column] = FromFloat<__nv_bfloat16>(sum * share);
     } else {
       const int64_t place = (first_head + head) * shape.num_parts + part;
-      partial[place * kDecodeHead + column] = all.out;
-      if (column == 0) stats[place] = make_float2(all.peak, all.total);
+      partial[place * kDecodeHead + column] = sum;
+      if (column == 0) stats[place] = make_float2(peak, total);
     }
   }
-  if (shape.num_parts == 1) return;
+  if (keys.num_live == 1) return;
 
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) s.last = atomicAdd(&counters[pair], 1) == shape.num_parts - 1;
+  if (threadIdx.x == 0) s.last = atomicAdd(&counters[pair], 1) == keys.num_live - 1;
   __syncthreads();
   if (!s.last) return;
   __threadfence();
-  for (int head = 0; head < group_size; ++head) {
+  for (int head = threadIdx.x >> 5; head < group_size; head += kDecodeWarps) {
     const int64_t first = (first_head + head) * shape.num_parts;
-    Merged all;
-    for (int i = 0; i < shape.num_parts; ++i)
-      all.peak = fmaxf(all.peak, __ldcg(&stats[first + i]).x);
-#pragma unroll 4
-    for (int i = 0; i < shape.num_parts; ++i) {
-      const float2 stat = __ldcg(&stats[first + i]);
-      if (stat.y > 0.0f)
-        all.Add(stat.x, stat.y, __ldcg(&partial[(first + i) * kDecodeHead + column]));
-    }
-    const float share = all.total > 0.0f ? 1.0f / all.total : 0.0f;
-    out[(first_head + head) * kDecodeHead + column] = FromFloat<__nv_bfloat16>(all.out * share);
+    AddParts(partial + first * kDecodeHead, stats + first, keys.num_live,
+             out + (first_head + head) * kDecodeHead);
   }
   if (threadIdx.x == 0) counters[pair] = 0;
 }

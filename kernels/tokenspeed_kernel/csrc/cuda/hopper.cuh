@@ -68,6 +68,12 @@ __device__ inline void Sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(BARRIER), "n"(THREADS) : "memory");
 }
 
+// Counts for a barrier that others sync at, without waiting.
+template <int BARRIER, int THREADS>
+__device__ inline void Signal() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(BARRIER), "n"(THREADS) : "memory");
+}
+
 template <int REGISTERS>
 __device__ inline void GiveRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));

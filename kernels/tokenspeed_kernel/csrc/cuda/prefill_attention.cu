@@ -21,6 +21,7 @@ constexpr int kPanelBytes = kKeys * kPanel * 2;
 constexpr int kTileBytes = 2 * kPanelBytes;
 constexpr int kStages = 2;
 constexpr int kConsumers = 256;  // threads
+constexpr int kTurn = 3;         // barrier of the first warpgroup's turn; the second's is the next
 constexpr int kConsumerWarps = kConsumers / 32;
 
 struct PrefillShape {
@@ -186,7 +187,7 @@ __device__ inline void Weigh(float (&scores)[64], Softmax& state, float scale, f
     peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
     peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
     const float base = peak == -INFINITY ? 0.0f : peak * scale;
-    shrink[half] = exp2f(state.peak[half] * scale - base);
+    shrink[half] = FastExp2(state.peak[half] * scale - base);
     state.peak[half] = peak;
     float total = 0.0f;
 #pragma unroll
@@ -194,7 +195,7 @@ __device__ inline void Weigh(float (&scores)[64], Softmax& state, float scale, f
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float& score = scores[i * 4 + half * 2 + j];
-        score = exp2f(fmaf(score, scale, -base));
+        score = FastExp2(fmaf(score, scale, -base));
         total += score;
       }
     }
@@ -231,6 +232,27 @@ __device__ inline void StoreOutput(const float (&out)[64], const Softmax& state,
   }
 }
 
+__device__ inline void Shrink(float (&out)[64], const float (&shrink)[2]) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) out[i] *= shrink[i >> 1 & 1];
+}
+
+__device__ inline void TakeTurn(int group) {
+  if (group == 0) {
+    hopper::Sync<kTurn, kConsumers>();
+  } else {
+    hopper::Sync<kTurn + 1, kConsumers>();
+  }
+}
+
+__device__ inline void GiveTurn(int group) {
+  if (group == 0) {
+    hopper::Signal<kTurn + 1, kConsumers>();
+  } else {
+    hopper::Signal<kTurn, kConsumers>();
+  }
+}
+
 __device__ inline void Consume(const __nv_bfloat16* q, __nv_bfloat16* to, const Job& job,
                                const PrefillShape& shape, PrefillShared& s) {
   const int group = threadIdx.x / 128 - 1;
@@ -263,12 +285,17 @@ __device__ inline void Consume(const __nv_bfloat16* q, __nv_bfloat16* to, const 
   hopper::Wait(&s.v_full[0], 0);
   if (last_tile + kKeys > job.kv_len) ZeroTail(s.v[0], job.kv_len - last_tile);
 
+  // The warpgroups take turns at starting products: one's softmax runs while the other multiplies.
+  if (group == 1) hopper::Signal<kTurn, kConsumers>();
   for (int i = 1; i < job.tiles; ++i) {
     const int stage = i % kStages, before = (i - 1) % kStages;
     hopper::Wait(&s.k_full[stage], i / kStages & 1);
+    TakeTurn(group);
     StartScores(scores, mine, s.k[stage]);
+    Shrink(out, shrink);
     hopper::Wait(&s.v_full[before], (i - 1) / kStages & 1);
     StartOutput(out, weights, s.v[before]);
+    GiveTurn(group);
     hopper::WaitProducts<1>();
     hopper::Pin(scores);
     if (lane == 0) hopper::Arrive(&s.k_empty[stage]);
@@ -278,11 +305,10 @@ __device__ inline void Consume(const __nv_bfloat16* q, __nv_bfloat16* to, const 
     hopper::WaitProducts<0>();
     hopper::Pin(out);
     if (lane == 0) hopper::Arrive(&s.v_empty[before]);
-#pragma unroll
-    for (int j = 0; j < 64; ++j) out[j] *= shrink[j >> 1 & 1];
     Round(scores, weights);
   }
   const int stage = (job.tiles - 1) % kStages;
+  Shrink(out, shrink);
   hopper::Wait(&s.v_full[stage], (job.tiles - 1) / kStages & 1);
   StartOutput(out, weights, s.v[stage]);
   hopper::WaitProducts<0>();

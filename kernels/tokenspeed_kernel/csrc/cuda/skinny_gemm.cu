@@ -22,15 +22,6 @@ enum Rows { kSixteen = 0, kEight = 1, kGated = 2 };
 
 __device__ inline uint4 Zero4() { return make_uint4(0, 0, 0, 0); }
 
-// Read once: leaves the first-level cache to x.
-__device__ inline uint4 LoadStreamed(const void* address) {
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(address));
-  return value;
-}
-
 __device__ inline void Multiply(__nv_bfloat16, float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                 uint32_t a3, uint32_t b0, uint32_t b1) {
   asm volatile(
@@ -59,8 +50,8 @@ struct WeightRows {
 
   // `at`: the lane's first element of a step. Past the end of K there are zeros.
   __device__ void Load(int step, int at, int num_inputs) {
-    a[step] = at < num_inputs ? LoadStreamed(low + at) : Zero4();
-    if (ROWS != kEight) b[step] = at < num_inputs ? LoadStreamed(high + at) : Zero4();
+    a[step] = at < num_inputs ? LoadStreamed16(low + at) : Zero4();
+    if (ROWS != kEight) b[step] = at < num_inputs ? LoadStreamed16(high + at) : Zero4();
   }
 };
 

@@ -63,6 +63,32 @@ __device__ inline void StorePack(T* base, int64_t index, const Pack<T>& pack) {
   reinterpret_cast<Pack<T>*>(base)[index] = pack;
 }
 
+// 16 or 8 bytes that are read once: they leave the first-level cache to what is read again.
+// Volatile, so that loads written before their first use are all in flight at it. What they read
+// does not change during the kernel.
+__device__ inline uint4 LoadStreamed16(const void* address) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
+  return value;
+}
+
+__device__ inline uint2 LoadStreamed8(const void* address) {
+  uint2 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
+               : "l"(address));
+  return value;
+}
+
+// 2 to the power of `value`, by the hardware's own approximation (two units in the last place).
+__device__ inline float FastExp2(float value) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(value));
+  return power;
+}
+
 __device__ inline float WarpSum(float value) {
   for (int lane = 16; lane > 0; lane >>= 1) value += __shfl_xor_sync(0xffffffffu, value, lane);
   return value;
