@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from tokenspeed_kernel import cuda_driver
+from tokenspeed_kernel.attention import cuda_paged
 from tokenspeed_kernel.cuda_driver import Image, fatbin_for, read_fatbin
+from tokenspeed_kernel.gemm import cuda_skinny
 from tokenspeed_kernel.norm.cuda_norm import plan
 from tokenspeed_kernel.registry import Platform, explain
 
@@ -87,3 +89,92 @@ def test_cuda_kernel_wins_over_triton_where_rows_fit_its_packs(fatbin: Path) -> 
 
     assert winner(4096) == ["cuda_bf16"]
     assert winner(1001) == ["triton"]
+
+
+def names_in(fatbin: str) -> bytes:
+    path = FOLDER / f"{fatbin}.fatbin"
+    if not path.exists():
+        pytest.skip("not built here: `tools/build_native.sh cuda` or Bazel makes it")
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("fatbin", "functions"),
+    [
+        ("decode_attention", [f"decode_attention_bf16_{heads}" for heads in (2, 4, 8)]),
+        ("prefill_attention", ["prefill_attention_bf16"]),
+        ("sample", ["sample_rows"]),
+        (
+            "norm_rope_store",
+            [
+                f"norm_rope_store_{name}_{pairs}"
+                for name in ("bf16", "bf16_f32", "f16", "f16_f32")
+                for pairs in (1, 2, 4)
+            ],
+        ),
+        (
+            "skinny_gemm",
+            [
+                f"skinny_gemm_{name}_{variant}"
+                for name in ("bf16", "f16")
+                for variant in ("sixteen", "eight", "gated", "f32_sixteen", "f32_eight")
+            ],
+        ),
+    ],
+)
+def test_every_function_that_a_launcher_names_is_in_its_fatbin(fatbin: str, functions: list[str]) -> None:
+    data = names_in(fatbin)
+    assert [name for name in functions if name.encode() not in data] == []
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rows"), [(1024, "eight"), (4096, "eight"), (6144, "sixteen"), (151936, "sixteen")]
+)
+def test_skinny_products_own_eight_rows_where_sixteen_would_leave_cores_idle(outputs: int, rows: str) -> None:
+    assert cuda_skinny.owned_rows(outputs) == rows
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "warps"), [(4096, 4096, 8), (4096, 1024, 8), (4096, 264, 3), (151936, 4096, 4), (64, 8, 1)]
+)
+def test_skinny_products_have_a_warp_for_a_chunk_of_k(outputs: int, inputs: int, warps: int) -> None:
+    assert cuda_skinny.num_warps(outputs, inputs) == warps
+
+
+@pytest.mark.parametrize(
+    ("pairs", "longest", "parts"), [(8, 40_960, 32), (8, 1024, 16), (64, 40_960, 8), (512, 4096, 1), (4096, 4096, 1)]
+)
+def test_decoding_cuts_rows_into_parts_where_they_are_few(pairs: int, longest: int, parts: int) -> None:
+    assert cuda_paged.num_parts(pairs, longest) == parts
+
+
+def test_products_of_few_rows_are_skinny_and_of_many_are_cublas(fatbin: Path) -> None:
+    def winner(tokens: int) -> list[str]:
+        told = explain(
+            "gemm.linear", platform=HOPPER, device="cuda", dtype=torch.bfloat16, tokens=tokens, inputs=4096,
+            outputs=4096, weight_format="bfloat16", weight_layout="rows",
+        )  # fmt: skip
+        return [name for name, verdict, _ in told if verdict == "chosen"]
+
+    names_in("skinny_gemm")
+    assert (winner(1), winner(8), winner(9), winner(65)) == (
+        ["cuda_bf16"],
+        ["cuda_bf16"],
+        ["torch_bfloat16"],
+        ["torch_bfloat16"],
+    )
+
+
+def test_attention_of_a_usual_model_is_cuda_on_hopper_and_triton_elsewhere(fatbin: Path) -> None:
+    def winner(platform: Platform, **changes: object) -> list[str]:
+        call = {"head_dim": 128, "group_size": 4, "block_size": 16, "windowed": False, "softcap": False, "sinks": False}
+        told = explain(
+            "attention.paged", platform=platform, device="cuda", dtype=torch.bfloat16, kv_dtype=torch.bfloat16,
+            **(call | changes),
+        )  # fmt: skip
+        return [name for name, verdict, _ in told if verdict == "chosen"]
+
+    names_in("decode_attention"), names_in("prefill_attention")
+    assert winner(HOPPER) == ["cuda_bf16"]
+    assert winner(HOPPER, windowed=True) == winner(HOPPER, head_dim=64) == winner(HOPPER, sinks=True) == ["triton"]
+    assert winner(Platform("x86_64", frozenset(), (8, 0), "A")) == ["triton"]

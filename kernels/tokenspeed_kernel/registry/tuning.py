@@ -28,7 +28,7 @@ def tuning_path() -> Path:
     """The file: what the environment variable TOKENSPEED_KERNEL_TUNING names, else one in the user's cache."""
     if named := os.environ.get(TUNING_ENV):
         return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "tokenspeed" / "kernels.json"
 
 
