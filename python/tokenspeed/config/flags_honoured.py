@@ -265,6 +265,14 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
     _flag("--metrics-port", "int", None, _OUTPUT, "Port of the engine's own /metrics; 0: a free one."),
     _flag("--metrics-host", "str", "127.0.0.1", _OUTPUT, "Address that the engine's /metrics listens on."),
     _flag("--metrics-reporters", "append", ("prometheus",), _OUTPUT, "How metrics leave.", ("prometheus",)),
+    _flag(
+        "--kv-events-config",
+        "str",
+        None,
+        _OUTPUT,
+        "JSON: publish what changes in the prefix cache over ZMQ. Keys: enable_kv_cache_events, publisher (zmq), "
+        "endpoint and replay_endpoint (bound; ports move up by --zmq-engine-index), topic, hwm, buffer_steps, max_queue_size.",
+    ),
     _flag("--app-key", "str", None, _OUTPUT, "Label app_key of the engine's metrics."),
 )
 

@@ -157,7 +157,6 @@ _TIERS = (
     _no("--kvstore-io-backend", "str", "kernel", _KVSTORE),
     _no("--kvstore-storage-backend", "str", None, _KVSTORE),
     _no("--kvstore-storage-backend-extra-config", "str", None, _KVSTORE),
-    _no("--kv-events-config", "str", None, "this release publishes no KV events"),
     _no("--disaggregation-mode", "str", "null", _PD),
     _no("--disaggregation-bootstrap-port", "int", 8998, _PD),
     _no("--disaggregation-transfer-backend", "str", "mooncake", _PD),

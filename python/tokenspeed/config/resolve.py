@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.hardware import Hardware
+from tokenspeed.config.kv_events import KvEventsConfig, parse_kv_events, rank_endpoint
 from tokenspeed.config.quantization import GGUF_TYPES, QuantGroup, Quantization
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -159,6 +162,8 @@ class OperationsConfig:
     app_key: str
     metrics_host: str
     metrics_port: int | None
+    kv_events: KvEventsConfig
+    """Addresses are this rank's own."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +241,21 @@ def _operations(raw: Mapping[str, Any]) -> OperationsConfig:
         app_key=raw["app_key"] or "",
         metrics_host=raw["metrics_host"],
         metrics_port=port,
+        kv_events=_kv_events(raw),
+    )
+
+
+def _kv_events(raw: Mapping[str, Any]) -> KvEventsConfig:
+    config = parse_kv_events(raw["kv_events_config"])
+    if not config.publishes:
+        return config
+    rank, replay = _within(raw, "zmq_engine_index", 0, 65535), config.replay_endpoint
+    if not raw["enable_prefix_caching"]:
+        raise FlagError("--kv-events-config", "without prefix caching there is nothing to publish")
+    return msgspec.structs.replace(
+        config,
+        endpoint=rank_endpoint(config.endpoint, rank),
+        replay_endpoint=None if replay is None else rank_endpoint(replay, rank),
     )
 
 

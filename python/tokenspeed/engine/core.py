@@ -30,6 +30,7 @@ from tokenspeed.engine.device_state import DeviceState
 from tokenspeed.engine.executor import Executor, InlineExecutor, StreamExecutor, ThreadExecutor
 from tokenspeed.engine.gpu_start import start_gpu
 from tokenspeed.engine.grammars import grammar_compiler
+from tokenspeed.engine.kv_publisher import KvPublisher
 from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.messages import Frontend
@@ -65,6 +66,7 @@ class EngineCore:
     late_compiles: LateCompiles
     grammars: GrammarCompiler
     ports: EnginePorts
+    kv_events: KvPublisher | None
 
     def close(self) -> None:
         """End the threads; nothing may be in flight."""
@@ -72,6 +74,8 @@ class EngineCore:
         self.late_compiles.stop()
         self.grammars.close()
         self.ports.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
 
 
 def build(
@@ -125,8 +129,14 @@ def build(
     late_compiles = LateCompiles(metrics.compiled_late)
     if not on_cpu:
         late_compiles.watch()
+    kv_events = None
+    if config.operations.kv_events.publishes:
+        kv_events = KvPublisher(
+            config.operations.kv_events, config.lane.engine_index, scheduler, config.memory.block_size
+        )
+        loop.after_turn = kv_events.gather
     return EngineCore(
-        config, loop, executor, num_blocks, late_compiles, grammars, EnginePorts(config.operations, metrics)
+        config, loop, executor, num_blocks, late_compiles, grammars, EnginePorts(config.operations, metrics), kv_events
     )
 
 

@@ -11,6 +11,9 @@ import logging
 import signal
 import time
 from types import FrameType
+from typing import Any
+
+import msgspec
 
 from tokenspeed.config.hardware import Hardware
 from tokenspeed.config.model import ModelConfig
@@ -91,8 +94,15 @@ def ready_response(core: EngineCore, served_name: str) -> wire.ReadyResponse:
         instance_id=served_name,
         kv_cache_size_tokens=num_tokens,
         kv_cache_max_concurrency=num_tokens / limits.max_model_len,
+        kv_events_config=_kv_events(core),
         positional_layouts=wire.default_layouts(),
     )
+
+
+def _kv_events(core: EngineCore) -> dict[str, Any] | None:
+    """What a gateway may want to subscribe to; None when nothing is published."""
+    config = core.config.operations.kv_events
+    return msgspec.to_builtins(config) if config.publishes else None
 
 
 def _connect(lane: EngineLane, stop: StopSignal) -> bool:

@@ -61,6 +61,8 @@ class EngineLoop:
         self._published_s = 0.0
         self._was_busy = False
         self._load_is_due = False
+        self.after_turn: Callable[[], None] = _nothing
+        """Called at the end of every turn; set before the first one only."""
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Step until `stopped()`; then settle what is in flight. Raises EngineFault."""
@@ -78,6 +80,7 @@ class EngineLoop:
             self._settle()
             launched = True  # what settled may have made room: plan again before waiting for more
         self._publish()
+        self.after_turn()
 
     def _patience_s(self) -> float:
         """How long to wait for commands: not at all while there is work."""
@@ -184,3 +187,7 @@ class EngineLoop:
         load = self.scheduler.load()
         waiting = load.num_waiting + self._admission.num_compiling
         return LoadNumbers(load.num_running, waiting, load.active_blocks, load.total_blocks)
+
+
+def _nothing() -> None:
+    return

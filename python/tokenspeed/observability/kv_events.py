@@ -22,27 +22,38 @@ END_OF_REPLAY = -1
 _SEQUENCE = struct.Struct(">q")
 
 
+HOST_MEDIUM = "CPU_TIER1"
+"""What subscribers call the tier in a host's memory."""
+
+
 @dataclass(frozen=True)
 class BlockStored:
-    """A full block can be reused. Hashes are signed 64 bits; parent_hash is None for a prompt's first block."""
+    """A full block can be reused. Hashes are signed 64 bits; parent_hash is None for a prompt's first block. medium:
+    None for the device, else the tier."""
 
     block_hash: int
     parent_hash: int | None
     token_ids: Sequence[int]
     block_size: int
+    medium: str | None
 
     def wire(self) -> list[Any]:
-        return ["BlockStored", [self.block_hash], self.parent_hash, list(self.token_ids), self.block_size]
+        """On the device the five elements that every subscriber knows; elsewhere an adapter's id (none) and the tier
+        behind them, because a subscriber that overlooked the tier would take the block for one on the device."""
+        tail = [] if self.medium is None else [None, self.medium]
+        return ["BlockStored", [self.block_hash], self.parent_hash, list(self.token_ids), self.block_size, *tail]
 
 
 @dataclass(frozen=True)
 class BlockRemoved:
-    """A block can no longer be reused."""
+    """A block can no longer be reused on `medium` (None: the device)."""
 
     block_hash: int
+    medium: str | None
 
     def wire(self) -> list[Any]:
-        return ["BlockRemoved", [self.block_hash]]
+        tail = [] if self.medium is None else [self.medium]
+        return ["BlockRemoved", [self.block_hash], *tail]
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,11 @@ class AllBlocksCleared:
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+def signed(block_hash: int) -> int:
+    """64 bits as subscribers read them."""
+    return block_hash - (1 << 64) if block_hash >> 63 else block_hash
 
 
 def encode_batch(timestamp_s: float, events: Sequence[KvEvent], attn_dp_rank: int) -> bytes:
@@ -75,20 +91,17 @@ def decode_sequence(frame: bytes) -> int:
 
 @dataclass
 class EventLog:
-    """Numbers batches from 0 and keeps the last `buffer_steps` of them for replay."""
+    """Keeps the last `buffer_steps` batches for replay. Their numbers come from whoever gathers them and only rise."""
 
     topic: bytes
     buffer_steps: int
-    next_sequence: int = 0
     _kept: deque[tuple[int, bytes]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._kept = deque(maxlen=self.buffer_steps)
 
-    def publish(self, payload: bytes) -> tuple[bytes, bytes, bytes]:
-        """Numbers a batch and returns the three frames to send."""
-        sequence = self.next_sequence
-        self.next_sequence += 1
+    def publish(self, sequence: int, payload: bytes) -> tuple[bytes, bytes, bytes]:
+        """Keeps a batch and returns the three frames to send."""
         self._kept.append((sequence, payload))
         return self.topic, encode_sequence(sequence), payload
 

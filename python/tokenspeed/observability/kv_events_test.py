@@ -8,6 +8,7 @@ import pytest
 import zmq
 
 from tokenspeed.observability.kv_events import (
+    HOST_MEDIUM,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -17,15 +18,24 @@ from tokenspeed.observability.kv_events import (
     encode_sequence,
 )
 
-STORED = BlockStored(block_hash=-5, parent_hash=None, token_ids=[1, 2], block_size=2)
+STORED = BlockStored(block_hash=-5, parent_hash=None, token_ids=[1, 2], block_size=2, medium=None)
 
 
 def test_a_batch_decodes_to_the_published_arrays() -> None:
-    payload = encode_batch(1.5, [STORED, BlockRemoved(7), AllBlocksCleared()], attn_dp_rank=3)
+    payload = encode_batch(1.5, [STORED, BlockRemoved(7, None), AllBlocksCleared()], attn_dp_rank=3)
     assert msgspec.msgpack.decode(payload) == [
         1.5,
         [["BlockStored", [-5], None, [1, 2], 2], ["BlockRemoved", [7]], ["AllBlocksCleared"]],
         3,
+    ]
+
+
+def test_a_block_in_host_memory_says_so_behind_what_every_subscriber_reads() -> None:
+    stored = BlockStored(5, 4, [1, 2], 2, HOST_MEDIUM)
+    payload = encode_batch(0.0, [stored, BlockRemoved(5, HOST_MEDIUM)], attn_dp_rank=0)
+    assert msgspec.msgpack.decode(payload)[1] == [
+        ["BlockStored", [5], 4, [1, 2], 2, None, "CPU_TIER1"],
+        ["BlockRemoved", [5], "CPU_TIER1"],
     ]
 
 
@@ -39,7 +49,7 @@ def test_sequence_numbers_are_eight_bytes_big_endian() -> None:
 def test_replay_gives_what_is_kept_from_the_start_asked_and_an_end_mark() -> None:
     log = EventLog(topic=b"kv", buffer_steps=3)
     for number in range(5):
-        topic, sequence, payload = log.publish(b"%d" % number)
+        topic, sequence, payload = log.publish(number, b"%d" % number)
         assert (topic, decode_sequence(sequence), payload) == (b"kv", number, b"%d" % number)
     kept = [(decode_sequence(sequence), payload) for sequence, payload in log.replay(3)]
     assert kept == [(3, b"3"), (4, b"4"), (-1, b"")]
@@ -55,7 +65,7 @@ def test_a_subscriber_gets_three_frames_through_a_socket() -> None:
         subscriber.subscribe(b"kv-events")
         subscriber.setsockopt(zmq.RCVTIMEO, 5000)
         assert publisher.poll(0) == 0
-        frames = log.publish(encode_batch(0.0, [STORED], 0))
+        frames = log.publish(0, encode_batch(0.0, [STORED], 0))
         # The subscription travels to the publisher first; in process that takes a moment.
         for _ in range(100):
             publisher.send_multipart(frames)
