@@ -107,10 +107,10 @@ class ReservedMemory:
         self._bytes(start, size).zero_()
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The front of the range as a contiguous tensor; only what has memory may be touched. Keeps the range alive."""
+        """The front of the range as a contiguous tensor; it must have memory. Keeps the range alive."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        if num_bytes > self._reserved:
-            raise ValueError(f"a tensor of {num_bytes} bytes in a range of {self._reserved}")
+        if num_bytes > self._mapped:
+            raise ValueError(f"a tensor of {num_bytes} bytes in {self._mapped} bytes of memory")
         return self._bytes(self._base, num_bytes).view(dtype).view(shape)
 
     def __del__(self) -> None:

@@ -60,17 +60,20 @@ def keep_tokens_kernel(tokens, slots, last_tokens, num_rows, BLOCK: tl.constexpr
 
 @triton.jit(do_not_specialize=["num_rows", "length"])
 def receive_kernel(ring, turn, tables, rows, length, num_rows, num_columns, BLOCK: tl.constexpr):
-    """A lane a number of the rows, and a cell of the tables. The ring is the host's: every read goes there anew."""
+    """A lane a number of the rows, and a cell of the tables. The ring is the host's: every read goes there anew, and
+    all of them at once, because each takes microseconds; what does not count is dropped when it is stored."""
     record = ring + tl.load(turn).to(tl.int64) * length
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mine = at < 2 * num_rows
-    tl.store(rows + at, tl.load(record + 4 + at, mask=mine, other=0, volatile=True), mask=mine)
-    inside = at < tl.load(record, volatile=True)
-    update = record + 4 + 2 * num_rows + 3 * at
-    slot = tl.load(update, mask=inside, other=0, volatile=True).to(tl.int64)
-    column = tl.load(update + 1, mask=inside, other=0, volatile=True)
-    block = tl.load(update + 2, mask=inside, other=0, volatile=True)
-    tl.store(tables + slot * num_columns + column, block, mask=inside)
+    first = 4 + 2 * num_rows + 3 * at
+    there = first + 2 < length
+    count = tl.load(record, volatile=True)
+    number = tl.load(record + 4 + at, mask=mine, other=0, volatile=True)
+    slot = tl.load(record + first, mask=there, other=0, volatile=True).to(tl.int64)
+    column = tl.load(record + first + 1, mask=there, other=0, volatile=True)
+    block = tl.load(record + first + 2, mask=there, other=0, volatile=True)
+    tl.store(rows + at, number, mask=mine)
+    tl.store(tables + slot * num_columns + column, block, mask=there & (at < count))
 
 
 @triton.jit(do_not_specialize=["num_rows", "length", "num_turns"])

@@ -56,8 +56,7 @@ def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: S
     # Addresses cost nothing: reserve for more than could ever be mapped.
     most = total // block_bytes + memory.PADDING_BLOCKS
     pool = ReservedPool(layers, most, device)
-    pool.grow(1)
-    caches = pool.addresses()
+    caches = pool.grow(1)
     with _out_of_memory_names("--chunked-prefill-size"):
         activations = _worst_step_bytes(model, sampler, state, caches, limits)
         _compile_eager_steps(model, state, caches, limits)

@@ -3,7 +3,7 @@
 
 Captured steps hold the caches' addresses before anybody knows how many blocks there will be. So addresses are reserved
 for the most there could be, a first block gets memory for the captures to run on, and all of them once the number is
-known. Captures see caches of the largest size. Built once at start by `gpu_start`.
+known; caches of any size start at the same addresses. Built once at start by `gpu_start`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,15 @@ class ReservedPool:
     """At most `most_blocks` of them."""
 
     def __init__(self, layers: Sequence[LayerCache], most_blocks: int, device: torch.device) -> None:
-        self._most_blocks = most_blocks
         self._layers = [
             [(tensor, ReservedMemory(most_blocks * tensor.block_bytes, device)) for tensor in layer] for layer in layers
         ]
-
-    def addresses(self) -> KVCaches:
-        """Caches of all blocks that there could be, of which only those grown so far may be touched."""
-        return self._tensors(self._most_blocks)
 
     def grow(self, num_blocks: int) -> KVCaches:
         """Caches of `num_blocks` zeroed blocks; what was written to earlier ones stands. RuntimeError: no memory."""
         for layer in self._layers:
             for tensor, memory in layer:
                 memory.grow(num_blocks * tensor.block_bytes)
-        return self._tensors(num_blocks)
-
-    def _tensors(self, num_blocks: int) -> KVCaches:
         return [
             tuple(memory.tensor((num_blocks, *tensor.block_shape), tensor.dtype) for tensor, memory in layer)
             for layer in self._layers

@@ -19,12 +19,12 @@ import torch
 
 from tokenspeed.engine.kv_pool import KVCaches
 from tokenspeed.engine.recorder import CudaRecorder, alias
-from tokenspeed.layers.batch import Attend, AttentionMetadata, ForwardBatch
+from tokenspeed.layers.batch import Attend, ForwardBatch
 from tokenspeed.models.model import Hidden
 
 Cut = Callable[[torch.Tensor, Attend], torch.Tensor]
 Step = Callable[[Cut], Hidden]
-PlayPieces = Callable[[AttentionMetadata, int], Hidden]
+PlayPieces = Callable[[ForwardBatch, int], Hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,17 @@ class PieceRecorder(Protocol):
     """How a step is captured: `CudaPieces` on a GPU; on a CPU the step is simply run again."""
 
     def record(self, step: Step) -> PlayPieces:
-        """Play it with (the step's rows, their number of tokens)."""
+        """Play it with (the step, its number of tokens)."""
 
 
 class RepeatingPieces:
-    """Plays a step back by running it, with attention on the rows that it is played with."""
+    """Plays a step back by running it, with attention on the step that it is played with."""
 
     def record(self, step: Step) -> PlayPieces:
-        def play(rows: AttentionMetadata, num_tokens: int) -> Hidden:
+        def play(batch: ForwardBatch, num_tokens: int) -> Hidden:
             def cut(q: torch.Tensor, call: Attend) -> torch.Tensor:
                 out = torch.full(q.shape, float("nan"), dtype=q.dtype)  # what padding holds must not matter
-                out[:num_tokens] = call(q[:num_tokens], rows)
+                out[:num_tokens] = call(q[:num_tokens], batch)
                 return out
 
             return step(cut)
@@ -87,10 +87,10 @@ class CudaPieces:
             captures.close()
         last, left = graph, tuple(alias(tensor, graph) for tensor in hidden)
 
-        def play(rows: AttentionMetadata, num_tokens: int) -> Hidden:
+        def play(batch: ForwardBatch, num_tokens: int) -> Hidden:
             for piece, q, call, out in pieces:
                 piece.replay()
-                out[:num_tokens].copy_(call(q[:num_tokens], rows))
+                out[:num_tokens].copy_(call(q[:num_tokens], batch))
             last.replay()
             return left
 
@@ -111,7 +111,8 @@ class PrefillPieces:
 
     @torch.inference_mode()
     def capture(self, model: PieceModel, example: ForwardBatch, caches: KVCaches, recorder: PieceRecorder) -> None:
-        """Record every size, largest first. example: any step; its rows are never looked at."""
+        """Record every size, largest first. example: any step; its rows are never looked at. caches: what steps are
+        played with may be longer, and begins at the same addresses."""
         for size in self._sizes[::-1].tolist():
             self._played[size] = recorder.record(self._step(model, example, caches, size))
 
@@ -126,7 +127,7 @@ class PrefillPieces:
         torch.stack((batch.token_ids, batch.positions, batch.slot_mapping), out=self._inputs[:, :num_tokens])
         if num_tokens < size:
             self._inputs[:, num_tokens:size] = 0  # token 0 at position 0, written to block 0
-        return tuple(tensor[:num_tokens] for tensor in self._played[size](batch.attention, num_tokens))
+        return tuple(tensor[:num_tokens] for tensor in self._played[size](batch, num_tokens))
 
     def _step(self, model: PieceModel, example: ForwardBatch, caches: KVCaches, size: int) -> Step:
         ids, positions, slot_mapping = self._inputs[:, :size].unbind(0)

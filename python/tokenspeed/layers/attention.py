@@ -66,10 +66,13 @@ class PagedAttention:
         kv_scales = (rest[0], rest[1]) if rest else None
         slots = Slots(k_cache, v_cache, batch.slot_mapping, kv_scales, self._divisors)
         q = api.norm_rope_store(Heads(q, k, v), self._norms, batch.positions, self._cos_sin, slots)
-        scale, window, sinks = self._scale, self._window, self._sinks
-        out = batch.attend(
-            q, lambda q, rows: api.attention(q, k_cache, v_cache, rows, scale, window, sinks=sinks, scales=kv_scales)
-        )
+        out = batch.attend(q, self._attention)
         if self._divisors is not None:
             out *= self._divisors[1]
         return out.view(-1, self._width)
+
+    def _attention(self, q: torch.Tensor, step: ForwardBatch) -> torch.Tensor:
+        k_cache, v_cache, *rest = step.kv_caches[self._layer]
+        scales = (rest[0], rest[1]) if rest else None
+        scale, window, sinks = self._scale, self._window, self._sinks
+        return api.attention(q, k_cache, v_cache, step.attention, scale, window, sinks=sinks, scales=scales)

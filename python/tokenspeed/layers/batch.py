@@ -12,8 +12,8 @@ from tokenspeed_kernel.api import AttentionMetadata
 
 __all__ = ["Attend", "AttentionMetadata", "ForwardBatch"]
 
-Attend = Callable[[torch.Tensor, AttentionMetadata], torch.Tensor]
-"""Attention of queries [T, Hq, D] over rows that the metadata describes: a contiguous [T, Hq, D]."""
+Attend = Callable[[torch.Tensor, "ForwardBatch"], torch.Tensor]
+"""Attention of queries [T, Hq, D] over the rows and caches of a batch: a contiguous [T, Hq, D]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,6 @@ class ForwardBatch:
     kv_caches: list[tuple[torch.Tensor, ...]]
 
     def attend(self, q: torch.Tensor, call: Attend) -> torch.Tensor:
-        """`call` on this step's rows. The one place of a layer whose work depends on more than the number of tokens;
-        whoever captures layers cuts here."""
-        return call(q, self.attention)
+        """`call` on this step's rows and caches. The one place of a layer whose work depends on more than the number of
+        tokens; whoever captures layers cuts here, and later calls with the batch of the step that is played."""
+        return call(q, self)
