@@ -43,7 +43,7 @@ def test_what_ts_serve_passes_is_taken() -> None:
     words = ["--backend", "tokenspeed", "--disable-retries", "--disable-circuit-breaker", "--disable-load-monitoring"]
     words += ["--reasoning-parser", "passthrough", "--log-level", "warn", "--policy", "passthrough"]
     config = parse_launch([*WORKER, *words])
-    assert (config.retry.max_attempts, config.policy, config.log_level) == (1, "passthrough", "warn")
+    assert (config.retry.max_attempts, config.routing.policy, config.log_level) == (1, "passthrough", "warn")
 
 
 # Bare switches that ask for what happens anyway are let through.
@@ -68,7 +68,9 @@ def test_a_refused_flag_passes_with_the_value_that_asks_for_nothing(flag: Flag) 
         (["--no-such-flag"], "--no-such-flag: no such flag"),
         (["--port", "x"], "--port: 'x' is not an integer"),
         (["--port", "70000"], "--port: must be in"),
-        (["--policy", "cache_aware"], "--policy: 'cache_aware' is not one of"),
+        (["--policy", "bucket"], "--policy: 'bucket' is not one of random, round_robin, passthrough, cache_aware"),
+        (["--cache-threshold", "1.5"], "--cache-threshold: must be in"),
+        (["--assignment-mode", "delegate"], "--assignment-mode: 'delegate' is not one of random, min_load, min_group"),
         (["--backend", "vllm"], "--backend: 'vllm' is not one of"),
         (["--retry-jitter-factor", "2"], "--retry-jitter-factor: must be in"),
         (["--tls-cert-path", "c.pem"], "--tls-cert-path: the certificate and its key"),

@@ -37,6 +37,7 @@ from tokenspeed.gateway.http.server import Server, metrics_response
 from tokenspeed.gateway.http.service import Service
 from tokenspeed.gateway.http.sse import KeepAlive
 from tokenspeed.gateway.responses.api import ResponsesApi
+from tokenspeed.gateway.route.policies import make_policy
 from tokenspeed.gateway.route.retry import RetryPolicy
 from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.route.worker import Worker, WorkerState
@@ -110,7 +111,7 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
     # The lanes come first: an engine that is already waiting registers while the tokenizer loads.
     metrics = GatewayMetrics(config.duration_buckets_s or DURATION_BUCKETS_S)
     options = LaneOptions(config.engine_count, None, config.engine_startup_timeout_s)
-    router = Router(config.worker_urls, config.policy, options, config.stall_s, _reporting(metrics))
+    router = Router(config.worker_urls, make_policy(config.routing), options, config.stall_s, _reporting(metrics))
     async with AsyncExitStack() as stack:
         stack.callback(router.close)
         try:

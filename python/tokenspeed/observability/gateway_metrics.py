@@ -78,6 +78,7 @@ class GatewayMetrics:
         self._make_http(duration_buckets_s)
         self._make_router(duration_buckets_s)
         self._make_workers()
+        self._make_routing()
 
     def render(self) -> bytes:
         """The text of GET /metrics; its content type is CONTENT_TYPE."""
@@ -138,6 +139,17 @@ class GatewayMetrics:
     def worker_requests_active(self, worker: str, num_requests: int) -> None:
         """Requests that the gateway has in flight on a worker."""
         self._worker_active.labels(worker).set(num_requests)
+
+    def worker_selected(self, model: str, policy: str, branch: str) -> None:
+        """A policy chose a worker for an attempt; branch is the policy's reason."""
+        self._worker_selections.labels("regular", "zmq", model, policy).inc()
+        if policy in self._branches:
+            self._branches[policy].labels(branch).inc()
+
+    def policy_remembers(self, policy: str, number: int) -> None:
+        """How much a policy keeps of requests: tokens of cache_aware's tree, keys of manual's table."""
+        if policy in self._remembered:
+            self._remembered[policy].set(number)
 
     def worker_retried(self, endpoint: str) -> None:
         """An attempt failed and the request was sent again."""
@@ -228,6 +240,19 @@ class GatewayMetrics:
         self._load_usage = self._gauge(
             "tokenspeed:kv_cache_usage_perc", "Share of the KV pool held by running requests, 0 to 1.", *by_rank
         )
+
+    def _make_routing(self) -> None:
+        registry = self.registry
+        labels = ("worker_type", "connection_mode", "model", "policy")
+        self._worker_selections = Counter("smg_worker_selection", "Workers chosen.", labels, registry=registry)
+        self._branches = {
+            policy: Counter(f"smg_{policy}_policy_branch", "Choices by reason.", ("branch",), registry=registry)
+            for policy in ("cache_aware", "manual", "consistent_hashing", "prefix_hash")
+        }
+        self._remembered = {
+            "cache_aware": self._gauge("smg_cache_tree_tokens", "Prompt tokens that the policy remembers."),
+            "manual": self._gauge("smg_manual_policy_cache_entries", "Routing keys that have a worker."),
+        }
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)

@@ -28,6 +28,8 @@ class WorkerGauges:
         for rank, model in self._exported - current:
             self._metrics.worker_removed(rank, model)
         self._exported = current
+        policy = self._router.policy
+        self._metrics.policy_remembers(policy.name, policy.num_remembered)
 
     def _export(self, worker: Worker) -> set[tuple[str, str]]:
         """Set the gauges of a worker; the names (rank, model) under which its ranks' loads stand."""

@@ -25,11 +25,14 @@ from tokenspeed.gateway.http.errors import ApiError
 from tokenspeed.gateway.http.gauges import WorkerGauges
 from tokenspeed.gateway.http.sse import EventStream, KeepAlive
 from tokenspeed.gateway.route.generation import Generation
+from tokenspeed.gateway.route.policy import Asked
 from tokenspeed.gateway.route.retry import RetryHooks, RetryPolicy, with_retries
 from tokenspeed.gateway.route.router import Router
 from tokenspeed.observability.gateway_metrics import GatewayMetrics, RequestTimes, RouteLabels
 
 logger = logging.getLogger(__name__)
+
+_ROUTING_KEY = "x-smg-routing-key"
 
 MakeJob = Callable[[bytes, ServedModel, str], Awaitable[Job]]
 
@@ -78,7 +81,7 @@ class Service:
         """Run a job whose answer nobody waits for; its format keeps it. Raises `ApiError`."""
         self.num_open += 1
         try:
-            async with self.admission, self._counted(job, time.monotonic()) as run:
+            async with self.admission, self._counted(job, "", time.monotonic()) as run:
                 await run.whole("")
         finally:
             self.num_open -= 1
@@ -88,17 +91,18 @@ class Service:
     ) -> web.StreamResponse:
         async with self.admission:
             job = await make_job(await request.read(), self.model, secrets.token_hex(12))
-            async with self._counted(job, arrived_s) as run:
+            key = request.headers.get(_ROUTING_KEY, "")
+            async with self._counted(job, key, arrived_s) as run:
                 if job.stream:
                     return await run.stream(EventStream(request, {"x-request-id": request_id}))
                 return await run.whole(request_id)
 
     @asynccontextmanager
-    async def _counted(self, job: Job, arrived_s: float) -> AsyncIterator[_Run]:
+    async def _counted(self, job: Job, routing_key: str, arrived_s: float) -> AsyncIterator[_Run]:
         """A run of `job`, with its metrics around it."""
         route = RouteLabels(self.model.name, job.endpoint, "zmq")
         self.metrics.route_started(route, job.stream)
-        run = _Run(self, job, route, arrived_s)
+        run = _Run(self, job, routing_key, route, arrived_s)
         try:
             yield run
         except ApiError as error:
@@ -107,9 +111,10 @@ class Service:
         finally:
             run.count()
 
-    async def attempt(self, run: _Run, number: int) -> Generation:
+    def attempt(self, run: _Run, number: int) -> Generation:
         """A fresh generation on the worker that the policy chooses. Raises `ApiError` 503 without one."""
-        worker = self.router.pick()
+        worker, branch = self.router.pick(run.asked, run.tried)
+        self.metrics.worker_selected(self.model.name, self.router.policy.name, branch)
         return Generation(worker, run.job.requests(number, worker.lane.ready_response.max_model_len))
 
     def retry_hooks(self, job: Job, answered: Callable[[], bool]) -> RetryHooks:
@@ -124,8 +129,11 @@ class Service:
 class _Run:
     """One request on its way through its attempts."""
 
-    def __init__(self, service: Service, job: Job, route: RouteLabels, arrived_s: float) -> None:
+    def __init__(self, service: Service, job: Job, routing_key: str, route: RouteLabels, arrived_s: float) -> None:
         self.job = job
+        self.asked = Asked(job.prompts[0], routing_key)
+        self.tried: list[str] = []
+        """URLs of the workers that attempts went to."""
         self._service = service
         self._route = route
         self._arrived_s = arrived_s
@@ -136,7 +144,7 @@ class _Run:
         """The answer in one body."""
 
         async def attempt() -> bytes:
-            return await self._answer.whole(await self._next())
+            return await self._answer.whole(self._next())
 
         hooks = self._service.retry_hooks(self.job, lambda: False)
         try:
@@ -150,7 +158,7 @@ class _Run:
         """The answer as events; an error after the first of them becomes an event itself."""
 
         async def attempt() -> None:
-            await self._answer.stream(await self._next(), events.write)
+            await self._answer.stream(self._next(), events.write)
 
         hooks = self._service.retry_hooks(self.job, lambda: events.answered)
         self._service.keep_alive.add(events)
@@ -190,11 +198,13 @@ class _Run:
         metrics.route_finished(self._route, times)
         metrics.tokens(self._route, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
-    async def _next(self) -> Generation:
+    def _next(self) -> Generation:
         self._attempts += 1
         if self._attempts > 1:
             self._answer = Answer(self.job, self._service.model.tokenizer.vocabulary)
-        return await self._service.attempt(self, self._attempts)
+        generation = self._service.attempt(self, self._attempts)
+        self.tried.append(generation.worker.url)
+        return generation
 
 
 def _timed_out() -> ApiError:

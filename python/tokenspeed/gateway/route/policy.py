@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""Which of several ready workers gets a request. Pure: a policy sees loads and gives a worker back."""
+"""Which of several ready workers gets a request: what a policy is, and the policies that look at loads alone.
+
+Pure: a policy sees the tokens, the routing key and the workers' loads, gives one of the workers and the name of the
+branch that it took, and remembers nothing but what it saw. Called on the loop's thread by the `Router` alone.
+"""
 
 from __future__ import annotations
 
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 
 class Loaded(Protocol):
     """What a policy knows of a worker."""
+
+    @property
+    def url(self) -> str:
+        """Names the worker for as long as it is there."""
 
     @property
     def num_in_flight(self) -> int:
@@ -18,27 +27,82 @@ class Loaded(Protocol):
 
 
 W = TypeVar("W", bound=Loaded)
-Policy = Callable[[Sequence[W]], W]
 
 
-def _round_robin() -> Policy:
+@dataclass(frozen=True)
+class Asked:
+    """What a policy knows of a request: the ids of its (first) prompt, and its `x-smg-routing-key` ("": none)."""
+
+    tokens: Sequence[int]
+    routing_key: str
+
+
+class Policy(Protocol):
+    """Chooses a worker. `workers` is never empty and holds those that may take the request, in a steady order."""
+
+    @property
+    def name(self) -> str:
+        """The value of `--policy`."""
+
+    def choose(self, workers: Sequence[W], asked: Asked) -> tuple[W, str]:
+        """(worker, branch): the branch says why, for metrics."""
+
+    def forget(self, url: str) -> None:
+        """The worker has lost what it had cached, or is gone."""
+
+    @property
+    def num_remembered(self) -> int:
+        """What the policy keeps: tokens of a tree, keys of a table; 0 for those that keep nothing."""
+
+
+def least_loaded(workers: Sequence[W]) -> W:
+    """The worker with the fewest requests in flight; the first of several."""
+    return min(workers, key=lambda worker: worker.num_in_flight)
+
+
+@dataclass(frozen=True)
+class Overload:
+    """When a worker is too busy for what it is the natural choice for: its load is more than the mean of all plus
+    `absolute`, and more than `relative` times the mean."""
+
+    absolute: float
+    relative: float
+
+    def holds(self, worker: Loaded, workers: Sequence[Loaded]) -> bool:
+        mean = sum(other.num_in_flight for other in workers) / len(workers)
+        return worker.num_in_flight > mean + self.absolute and worker.num_in_flight > self.relative * mean
+
+
+class ByLoad:
+    """A policy that remembers nothing of requests: `pick` sees the workers only."""
+
+    num_remembered = 0
+
+    def __init__(self, name: str, pick: Callable[[Sequence[Any]], Any]) -> None:
+        self.name = name
+        self._pick = pick
+
+    def choose(self, workers: Sequence[W], asked: Asked) -> tuple[W, str]:
+        return self._pick(workers), "load"
+
+    def forget(self, url: str) -> None:
+        """There is nothing to forget."""
+
+
+def _round_robin() -> Callable[[Sequence[W]], W]:
     turns = itertools.count()
     return lambda workers: workers[next(turns) % len(workers)]
 
 
-def _least_load(workers: Sequence[W]) -> W:
-    return min(workers, key=lambda worker: worker.num_in_flight)
-
-
 def _power_of_two(workers: Sequence[W]) -> W:
-    return workers[0] if len(workers) == 1 else _least_load(random.sample(workers, 2))
+    return workers[0] if len(workers) == 1 else least_loaded(random.sample(workers, 2))
 
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+BY_LOAD: dict[str, Callable[[], Callable[[Sequence[Any]], Any]]] = {
     "random": lambda: random.choice,
     "round_robin": _round_robin,
     "passthrough": lambda: lambda workers: workers[0],
     "power_of_two": lambda: _power_of_two,
-    "least_load": lambda: _least_load,
+    "least_load": lambda: least_loaded,
 }
-"""Makers of the policies, by the name of `--policy`."""
+"""Makers of what `ByLoad` picks with, by the name of `--policy`."""

@@ -9,13 +9,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from tokenspeed.gateway.http.errors import ApiError
-from tokenspeed.gateway.route.policy import POLICIES
 from tokenspeed.gateway.route.retry import RetryHooks, RetryPolicy, with_retries
 from tokenspeed.gateway.testing.fake_engine import FakeEngine, Script, Step, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids
@@ -160,39 +158,27 @@ def test_requests_spread_over_the_workers() -> None:
         assert texts == {"a": 5, "b": 5}
 
 
-# ---- policies and retries, alone -----------------------------------------------------------------------------------
+def test_prompts_with_a_common_beginning_stay_with_one_worker_and_the_metrics_say_why() -> None:
+    with RunningGateway([replying(ids("a")), replying(ids("b"))]) as gateway:
+        for question in ("first", "second", "third"):
+            body = {"messages": [{"role": "user", "content": "a long shared preamble, " * 4 + question}]}
+            assert gateway.post(PATH, body)[0] == 200
+        assert sorted(len(engine.seen.requests) for engine in gateway.engines) == [0, 3]
+        text = gateway.request("GET", "/metrics")[2].decode()
+        assert 'smg_cache_aware_policy_branch_total{branch="hit"} 2.0' in text
+        assert 'smg_cache_aware_policy_branch_total{branch="miss"} 1.0' in text
+        assert "smg_cache_tree_tokens 0.0" not in text
 
 
-@dataclass(frozen=True)
-class Load:
-    """A worker as policies see one."""
-
-    name: str
-    num_in_flight: int
-
-
-WORKERS = [Load("a", 5), Load("b", 1), Load("c", 3)]
+@pytest.mark.parametrize("policy", ["manual", "consistent_hashing"])
+def test_a_routing_key_keeps_its_requests_on_one_worker(policy: str) -> None:
+    with RunningGateway([replying(ids("a")), replying(ids("b"))], ["--policy", policy]) as gateway:
+        for key in ("k1", "k2", "k3", "k4"):
+            answers = [gateway.post(PATH, CHAT, {"x-smg-routing-key": key})[1] for _ in range(3)]
+            assert len({answer["choices"][0]["message"]["content"] for answer in answers}) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "allowed"),
-    [
-        ("round_robin", {"a": 20, "b": 20, "c": 20}),
-        ("passthrough", {"a": 60}),
-        ("least_load", {"b": 60}),
-    ],
-)
-def test_a_policy_gives_each_worker_its_share(name: str, allowed: dict[str, int]) -> None:
-    choose = POLICIES[name]()
-    assert Counter(choose(WORKERS).name for _ in range(60)) == allowed
-
-
-@pytest.mark.parametrize(("name", "never"), [("random", ""), ("power_of_two", "a")])
-def test_a_random_policy_uses_all_that_it_may(name: str, never: str) -> None:
-    choose = POLICIES[name]()
-    seen = {choose(WORKERS).name for _ in range(300)}
-    assert seen == {worker.name for worker in WORKERS} - {never}
-    assert choose(WORKERS[:1]).name == "a"
+# ---- retries, alone ------------------------------------------------------------------------------------------------
 
 
 def run_retries(outcomes: list[object], answered: bool = False) -> tuple[object, list[str]]:

@@ -7,28 +7,29 @@ no other can take them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tokenspeed.gateway.http.errors import no_available_workers
-from tokenspeed.gateway.route.policy import POLICIES
+from tokenspeed.gateway.route.policy import Asked, Policy
 from tokenspeed.gateway.route.worker import Worker, WorkerState
 from tokenspeed.rpc.lane.gateway_end import LaneOptions
 from tokenspeed.rpc.lane.wire import ReadyResponse
 
 
 class Router:
-    """Routes to the workers of `urls` by the policy named `policy`; `on_change` hears of every change of state."""
+    """Routes to the workers of `urls` by `policy`; `on_change` hears of every change of state."""
 
     def __init__(
         self,
         urls: Sequence[str],
-        policy: str,
+        policy: Policy,
         options: LaneOptions,
         stall_s: float,
-        on_change: Callable[[Worker], None] | None = None,
+        on_change: Callable[[Worker], None],
     ) -> None:
-        self.workers = [Worker(url, options, stall_s, on_change) for url in urls]
-        self._choose = POLICIES[policy]()
+        self.policy = policy
+        self._on_change = on_change
+        self.workers = [Worker(url, options, stall_s, self._changed) for url in urls]
 
     def open(self) -> None:
         """Bind every worker's lane."""
@@ -51,13 +52,22 @@ class Router:
         moving = [worker for worker, state in states if state is WorkerState.READY]
         return moving or [worker for worker, state in states if state is WorkerState.STALLED]
 
-    def pick(self) -> Worker:
-        """The worker for the next request. Raises `ApiError` 503 when there is none."""
-        return self._choose(self._some_ready())
+    def pick(self, asked: Asked, tried: Collection[str]) -> tuple[Worker, str]:
+        """The worker for a request, and the policy's reason. Workers whose URL is in `tried` have failed the request
+        and are asked again only if there is no other. Raises `ApiError` 503 when there is none."""
+        ready = self._some_ready()
+        fresh = [worker for worker in ready if worker.url not in tried]
+        return self.policy.choose(fresh or ready, asked)
 
     def facts(self) -> ReadyResponse:
         """What a ready engine said about itself. Raises `ApiError` 503 when there is none."""
         return self._some_ready()[0].lane.ready_response
+
+    def _changed(self, worker: Worker) -> None:
+        if worker.state() is WorkerState.ABSENT:
+            # What its engine had cached went with it.
+            self.policy.forget(worker.url)
+        self._on_change(worker)
 
     def _some_ready(self) -> list[Worker]:
         ready = self.ready()

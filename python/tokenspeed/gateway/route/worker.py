@@ -29,9 +29,7 @@ class WorkerState(enum.Enum):
 class Worker:
     """A worker URL and everything known of what stands behind it."""
 
-    def __init__(
-        self, url: str, options: LaneOptions, stall_s: float, on_change: Callable[[Worker], None] | None
-    ) -> None:
+    def __init__(self, url: str, options: LaneOptions, stall_s: float, on_change: Callable[[Worker], None]) -> None:
         self.url = url
         self.reason = "not opened yet"
         """Why the worker is in its state, in words."""
@@ -65,7 +63,6 @@ class Worker:
         log = logger.warning if state is LaneState.HANDSHAKE and self._was_ready else logger.info
         log("worker %s is %s: %s", self.url, "ready" if state is LaneState.READY else state.value, reason)
         self._was_ready = state is LaneState.READY
-        if self._on_change is not None:
-            self._on_change(self)
+        self._on_change(self)
 
     _was_ready = False

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""The policy that sends a prompt to the worker that has most of it cached, by this gateway's own record of prompts.
+
+The record is a guess: an engine may have evicted what it was given. A guess that is wrong costs a prefill that another
+worker would have had to do as well. With one worker there is nothing to choose, and nothing is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenspeed.gateway.route.policy import Asked, Overload, W
+from tokenspeed.gateway.route.token_tree import TokenTree
+
+
+class CacheAware:
+    """A prompt of which some worker holds at least the share `threshold` goes to that worker, unless it is overloaded;
+    any other to the least loaded, and of those to the one that holds least."""
+
+    name = "cache_aware"
+
+    def __init__(self, threshold: float, overload: Overload, max_tree_tokens: int) -> None:
+        self._threshold = threshold
+        self._overload = overload
+        self._tree = TokenTree(max_tree_tokens)
+
+    @property
+    def num_remembered(self) -> int:
+        """Tokens of the tree."""
+        return self._tree.num_tokens
+
+    def choose(self, workers: Sequence[W], asked: Asked) -> tuple[W, str]:
+        """Branches: hit, spill (the holder is overloaded), miss, single."""
+        if len(workers) == 1:
+            return workers[0], "single"
+        worker, branch = self._holder(workers, asked.tokens)
+        self._tree.insert(asked.tokens, worker.url)
+        return worker, branch
+
+    def forget(self, url: str) -> None:
+        """The worker's cache is empty."""
+        self._tree.forget(url)
+
+    def _holder(self, workers: Sequence[W], tokens: Sequence[int]) -> tuple[W, str]:
+        matched = self._tree.match(tokens)
+        best = min(workers, key=lambda worker: (-matched.get(worker.url, 0), worker.num_in_flight))
+        share = matched.get(best.url, 0) / max(1, len(tokens))
+        if matched.get(best.url, 0) and share >= self._threshold:
+            if not self._overload.holds(best, workers):
+                return best, "hit"
+            return self._emptiest(workers), "spill"
+        return self._emptiest(workers), "miss"
+
+    def _emptiest(self, workers: Sequence[W]) -> W:
+        return min(workers, key=lambda worker: (worker.num_in_flight, self._tree.num_held(worker.url)))

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""From the routing flags to a policy. Called once, at start."""
+
+from __future__ import annotations
+
+import time
+
+from tokenspeed.config.gateway import RoutingConfig
+from tokenspeed.gateway.route.cache_aware import CacheAware
+from tokenspeed.gateway.route.hashing import ConsistentHashing, PrefixHash
+from tokenspeed.gateway.route.policy import BY_LOAD, ByLoad, Overload, Policy
+from tokenspeed.gateway.route.sticky import Manual
+
+
+def make_policy(config: RoutingConfig) -> Policy:
+    """The policy that `config.policy` names, one of `POLICY_NAMES`."""
+    if config.policy == "cache_aware":
+        overload = Overload(config.balance_abs_threshold, config.balance_rel_threshold)
+        return CacheAware(config.cache_threshold, overload, config.max_tree_tokens)
+    if config.policy == "prefix_hash":
+        overload = Overload(config.prefix_hash_abs_threshold, config.prefix_hash_load_factor)
+        return PrefixHash(config.prefix_tokens, overload)
+    if config.policy == "consistent_hashing":
+        return ConsistentHashing()
+    if config.policy == "manual":
+        return Manual(config.sticky_idle_s, config.assignment_mode, time.monotonic)
+    return ByLoad(config.policy, BY_LOAD[config.policy]())

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""The policy `manual`: a routing key stays with the worker that it was first given, until it has been idle for long.
+
+A key remembers two workers: while its first one cannot take requests it goes to the second, and comes back later.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tokenspeed.gateway.route.policy import Asked, W, least_loaded
+
+_HOMES = 2
+_MAX_KEYS = 1_000_000
+"""Clients choose the keys; beyond this many the one that was idle longest is forgotten."""
+
+
+@dataclass
+class _Entry:
+    homes: list[str]
+    used_s: float
+
+
+class Manual:
+    """`assignment`: how a new key gets its worker: random, min_load (fewest requests) or min_group (fewest keys).
+    `clock` gives seconds that never go back."""
+
+    name = "manual"
+
+    def __init__(self, idle_s: float, assignment: str, clock: Callable[[], float]) -> None:
+        self._idle_s = idle_s
+        self._assignment = assignment
+        self._clock = clock
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._num_keys: Counter[str] = Counter()
+
+    @property
+    def num_remembered(self) -> int:
+        """Keys of the table."""
+        return len(self._entries)
+
+    def choose(self, workers: Sequence[W], asked: Asked) -> tuple[W, str]:
+        """Branches: no_key (least loaded), sticky, moved (none of its workers is there), new."""
+        now_s = self._clock()
+        self._expire(now_s)
+        if not asked.routing_key:
+            return least_loaded(workers), "no_key"
+        entry = self._entries.setdefault(asked.routing_key, _Entry([], now_s))
+        self._entries.move_to_end(asked.routing_key)
+        entry.used_s = now_s
+        known = {worker.url: worker for worker in workers}
+        for url in entry.homes:
+            if url in known:
+                return known[url], "sticky"
+        branch = "moved" if entry.homes else "new"
+        worker = self._assign(workers)
+        self._settle(entry, worker.url)
+        return worker, branch
+
+    def forget(self, url: str) -> None:
+        """A worker that was lost keeps its keys: it comes back under the same name."""
+
+    def _assign(self, workers: Sequence[W]) -> W:
+        if self._assignment == "random":
+            return random.choice(workers)
+        if self._assignment == "min_group":
+            return min(workers, key=lambda worker: (self._num_keys[worker.url], worker.num_in_flight))
+        return min(workers, key=lambda worker: (worker.num_in_flight, self._num_keys[worker.url]))
+
+    def _settle(self, entry: _Entry, url: str) -> None:
+        entry.homes.append(url)
+        self._num_keys[url] += 1
+        if len(entry.homes) > _HOMES:
+            self._num_keys[entry.homes.pop(0)] -= 1
+
+    def _expire(self, now_s: float) -> None:
+        while self._entries:
+            entry = next(iter(self._entries.values()))
+            if now_s - entry.used_s <= self._idle_s and len(self._entries) < _MAX_KEYS:
+                return
+            self._entries.popitem(last=False)
+            self._num_keys.subtract(entry.homes)
