@@ -175,6 +175,15 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         _DEVICE,
         "The same tokens alone or in any batch, cold or cached. The CPU's kernels always do that; refused on GPUs.",
     ),
+    _flag(
+        "--sampling-backend",
+        "str",
+        "auto",
+        _DEVICE,
+        "What draws tokens. auto: the best kernels here; it never means greedy. triton, triton_full: Triton's (every "
+        "backend honours every parameter). greedy: every request takes the likeliest token.",
+        ("auto", "greedy", "triton", "triton_full", "flashinfer", "flashinfer_full"),
+    ),
     _flag("--seed", "int", None, _DEVICE, "Base of the seeds of requests that bring none; random when not given."),
 )
 

@@ -84,7 +84,6 @@ _KERNELS = (
     _no("--attention-backend", "str", None, _BACKEND),
     _no("--kda-backend", "str", "auto", _BACKEND),
     _no("--mm-attention-backend", "str", None, _BACKEND),
-    _no("--sampling-backend", "str", None, _BACKEND),
     _no("--sampling-stream", "str", "batch", _BACKEND),
     _no("--skip-softmax-threshold", "float", 0.0, _BACKEND),
     _no("--prefill-graph-capture-sizes", "ints", None, _GRAPHS),

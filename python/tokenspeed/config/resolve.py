@@ -129,6 +129,7 @@ class AdmissionConfig:
     allow_custom_processors: bool
     """Whether requests may bring code that changes logits."""
     grammar_backend: str
+    always_greedy: bool
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,12 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
     if raw["deterministic"] and not on_cpu:
         raise FlagError("--deterministic", "the GPU kernels of this release are not batch-invariant; use --device cpu")
     return Config(
-        device=DeviceConfig(device, dtype, _num_threads(raw, hardware), tuple(raw["kernel_override"])),
+        device=DeviceConfig(
+            device,
+            dtype,
+            _num_threads(raw, hardware),
+            _sampling_overrides(raw, on_cpu) + tuple(raw["kernel_override"]),
+        ),
         loader=_loader(raw, model),
         kv_cache=_kv_cache(raw, dtype, on_cpu),
         memory=_memory(raw, on_cpu),
@@ -259,6 +265,19 @@ def _kv_events(raw: Mapping[str, Any]) -> KvEventsConfig:
     )
 
 
+def _sampling_overrides(raw: Mapping[str, Any], on_cpu: bool) -> tuple[str, ...]:
+    """The named backends as kernel overrides."""
+    backend = raw["sampling_backend"]
+    if backend in ("auto", "greedy"):
+        return ()
+    if backend.startswith("flashinfer"):
+        reason = "its noise depends on the batch, so a request's tokens would too; use auto or triton"
+        raise FlagError("--sampling-backend", f"{backend} is not in this release: {reason}")
+    if on_cpu:
+        raise FlagError("--sampling-backend", f"{backend} needs a GPU; use auto")
+    return ("sampling.sample=triton", "sampling.penalties=triton")
+
+
 def _admission(raw: Mapping[str, Any], model: ModelFacts, max_model_len: int) -> AdmissionConfig:
     return AdmissionConfig(
         vocab_size=model.vocab_size,
@@ -267,6 +286,7 @@ def _admission(raw: Mapping[str, Any], model: ModelFacts, max_model_len: int) ->
         seed=raw["seed"],
         allow_custom_processors=raw["enable_custom_logit_processor"],
         grammar_backend=raw["grammar_backend"],
+        always_greedy=raw["sampling_backend"] == "greedy",
     )
 
 

@@ -114,6 +114,19 @@ TABLE: list[tuple[str, Hardware, dict[str, Any]]] = [
     ("--disable-prefix-caching", LAPTOP, {"scheduler.enable_prefix_caching": False}),
     ("--deterministic", LAPTOP, {"device.device": "cpu"}),
     ("--kernel-override attention.paged=x", LAPTOP, {"device.kernel_overrides": ("attention.paged=x",)}),
+    ("", LAPTOP, {"admission.always_greedy": False, "device.kernel_overrides": ()}),
+    ("--sampling-backend greedy", LAPTOP, {"admission.always_greedy": True}),
+    (
+        "--sampling-backend triton_full",
+        SERVER,
+        {"device.kernel_overrides": ("sampling.sample=triton", "sampling.penalties=triton")},
+    ),
+    ("", LAPTOP, {"grammar.backend": "xgrammar", "grammar.any_whitespace": True, "grammar.timeout_s": 30.0}),
+    (
+        "--grammar-backend none --disable-any-whitespace",
+        LAPTOP,
+        {"grammar.backend": "none", "grammar.any_whitespace": False},
+    ),
     ("--log-level warn --log-requests-level 2", LAPTOP, {"log.log_level": "warning", "log.log_requests_level": 2}),
     ("--data-parallel-rpc-port 31000 --zmq-engine-index 3", LAPTOP, {"lane.port": 31000, "lane.engine_index": 3}),
     ("", LAPTOP, {"graphs.sizes": (), "graphs.most_prefill_tokens": 0}),
@@ -137,6 +150,9 @@ def test_slices(argv: str, hardware: Hardware, expected: dict[str, Any]) -> None
 
 
 REFUSED = [
+    ("--sampling-backend triton", LAPTOP, "--sampling-backend", "GPU"),
+    ("--sampling-backend flashinfer", SERVER, "--sampling-backend", "not in this release"),
+    ("--grammar-compile-timeout-secs 0", LAPTOP, "--grammar-compile-timeout-secs", "time"),
     ("--device cuda", LAPTOP, "--device", "no GPU"),
     ("--device cuda", CPU_TORCH, "--device", "CPU build"),
     ("--device cuda --base-gpu-id 2", SERVER, "--base-gpu-id", "there are 2 GPUs"),

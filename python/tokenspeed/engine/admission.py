@@ -127,6 +127,8 @@ class Admission:
 
     def _settled(self, params: SamplingParams) -> SamplingParams:
         """With a seed, whoever chose it, and the engine's stream interval where the request is content with less."""
+        if self._config.always_greedy:
+            params = replace(params, temperature=0.0)
         seed = params.seed
         if seed is None:
             self._num_drawn += 1

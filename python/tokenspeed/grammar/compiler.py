@@ -23,6 +23,8 @@ from tokenspeed.grammar.backend import Backend, CompiledGrammar, GrammarError
 
 logger = logging.getLogger("tokenspeed.grammar")
 
+_CLOSE_WAIT_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -66,6 +68,7 @@ class GrammarCompiler:
         self._cache: OrderedDict[Constraint, CompiledGrammar | GrammarError] = OrderedDict()
         self._cache_bytes = 0
         self._num_lost = 0
+        self._threads: list[threading.Thread] = []
         for _ in range(config.num_threads):
             self._start_thread()
 
@@ -108,9 +111,15 @@ class GrammarCompiler:
         return ready
 
     def close(self) -> None:
-        """End the threads that are idle; a lost one ends with the process."""
-        for _ in range(self._config.num_threads + self._num_lost):
+        """Drop what has not begun and end the threads, waiting a little for those at work: an interpreter that ends
+        under a library's call takes the process down. A lost one ends with the process."""
+        while not self._queue.empty():
+            self._queue.get()
+        for _ in self._threads:
             self._queue.put(None)
+        deadline_s = time.monotonic() + _CLOSE_WAIT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
     # ---- decisions, in the caller's thread ---------------------------------------------------------------------
 
@@ -154,7 +163,9 @@ class GrammarCompiler:
     # ---- in the compiling threads -------------------------------------------------------------------------------
 
     def _start_thread(self) -> None:
-        threading.Thread(target=self._run, name="grammar", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="grammar", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _run(self) -> None:
         while True:

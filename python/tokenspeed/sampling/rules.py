@@ -73,14 +73,15 @@ class GrammarRule:
 
     def narrow(self, mask: Mask) -> None:
         if self._stuck or self._matcher.is_terminated:
-            mask &= self._stops
+            mask[:] = self._stops
             return
         own = np.empty_like(mask)
         self._matcher.fill(own)
         if not (own & mask).any():
             logger.error("no token of this vocabulary continues the output; it ends")
             self._stuck = True
-            own = self._stops
+            mask[:] = self._stops
+            return
         mask &= own
 
 

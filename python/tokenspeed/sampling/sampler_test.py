@@ -14,7 +14,7 @@ from tokenspeed.config.sampling import SamplingParams
 from tokenspeed.sampling import SampleOutput, Sampler, SamplerConfig
 
 VOCAB, EOS = 12, 3
-NUM_DRAWS = 20_000
+NUM_DRAWS = 50_000
 LOGITS = torch.tensor([2.0, 1.0, 0.0, 1.5, -1.0, 0.5, 2.5, -2.0, 0.25, 1.25, -0.5, 0.75])
 
 
