@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 SHAPES = Path(__file__).resolve().parent / "shapes"
-FIRST_KERNEL = "update_tables_kernel"
+FIRST_KERNEL = "receive_kernel"
 """Of a captured decode step."""
 
 
