@@ -271,8 +271,9 @@ def _sampling_overrides(raw: Mapping[str, Any], on_cpu: bool) -> tuple[str, ...]
     if backend in ("auto", "greedy"):
         return ()
     if backend.startswith("flashinfer"):
-        reason = "its noise depends on the batch, so a request's tokens would too; use auto or triton"
-        raise FlagError("--sampling-backend", f"{backend} is not in this release: {reason}")
+        raise FlagError(
+            "--sampling-backend", f"{backend}: its noise depends on the batch, not on the request; use auto"
+        )
     if on_cpu:
         raise FlagError("--sampling-backend", f"{backend} needs a GPU; use auto")
     return ("sampling.sample=triton", "sampling.penalties=triton")

@@ -151,7 +151,7 @@ def test_slices(argv: str, hardware: Hardware, expected: dict[str, Any]) -> None
 
 REFUSED = [
     ("--sampling-backend triton", LAPTOP, "--sampling-backend", "GPU"),
-    ("--sampling-backend flashinfer", SERVER, "--sampling-backend", "not in this release"),
+    ("--sampling-backend flashinfer", SERVER, "--sampling-backend", "depends on the batch"),
     ("--grammar-compile-timeout-secs 0", LAPTOP, "--grammar-compile-timeout-secs", "time"),
     ("--device cuda", LAPTOP, "--device", "no GPU"),
     ("--device cuda", CPU_TORCH, "--device", "CPU build"),
