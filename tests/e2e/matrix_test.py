@@ -45,7 +45,7 @@ def expected(engine: Engine) -> Told:
     [(16, 8, 0), (16, 256, 1), (64, 16, 1), (128, 32, 0), (2048, 128, 1), (8192, 256, 0), (8192, 8, 1)],
 )
 def test_chunks_blocks_and_overlap_change_nothing(expected: Told, chunk: int, block: int, depth: int) -> None:
-    settings = {"chunked_prefill_size": chunk, "block_size": block, "overlap_depth": depth}
+    settings: dict[str, Any] = {"chunked_prefill_size": chunk, "block_size": block, "overlap_depth": depth}
     with Engine(max_num_seqs=8, max_total_tokens=8192, max_model_len=1024, **settings) as engine:
         cold, warm = told(engine), told(engine)
     assert cold == expected, "another engine, cold"

@@ -280,7 +280,8 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
         None,
         _OUTPUT,
         "JSON: publish what changes in the prefix cache over ZMQ. Keys: enable_kv_cache_events, publisher (zmq), "
-        "endpoint and replay_endpoint (bound; ports move up by --zmq-engine-index), topic, hwm, buffer_steps, max_queue_size.",
+        "endpoint and replay_endpoint (bound; ports move up by --zmq-engine-index), topic, hwm, buffer_steps, "
+        "max_queue_size.",
     ),
     _flag("--app-key", "str", None, _OUTPUT, "Label app_key of the engine's metrics."),
 )

@@ -208,12 +208,7 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
     if raw["deterministic"] and not on_cpu:
         raise FlagError("--deterministic", "the GPU kernels of this release are not batch-invariant; use --device cpu")
     return Config(
-        device=DeviceConfig(
-            device,
-            dtype,
-            _num_threads(raw, hardware),
-            _sampling_overrides(raw, on_cpu) + tuple(raw["kernel_override"]),
-        ),
+        device=DeviceConfig(device, dtype, _num_threads(raw, hardware), _overrides(raw, on_cpu)),
         loader=_loader(raw, model),
         kv_cache=_kv_cache(raw, dtype, on_cpu),
         memory=_memory(raw, on_cpu),
@@ -265,18 +260,18 @@ def _kv_events(raw: Mapping[str, Any]) -> KvEventsConfig:
     )
 
 
-def _sampling_overrides(raw: Mapping[str, Any], on_cpu: bool) -> tuple[str, ...]:
-    """The named backends as kernel overrides."""
-    backend = raw["sampling_backend"]
+def _overrides(raw: Mapping[str, Any], on_cpu: bool) -> tuple[str, ...]:
+    """Of kernels; named sampling backends are some of them."""
+    backend, named = raw["sampling_backend"], tuple(raw["kernel_override"])
     if backend in ("auto", "greedy"):
-        return ()
+        return named
     if backend.startswith("flashinfer"):
         raise FlagError(
             "--sampling-backend", f"{backend}: its noise depends on the batch, not on the request; use auto"
         )
     if on_cpu:
         raise FlagError("--sampling-backend", f"{backend} needs a GPU; use auto")
-    return ("sampling.sample=triton", "sampling.penalties=triton")
+    return ("sampling.sample=triton", "sampling.penalties=triton", *named)
 
 
 def _admission(raw: Mapping[str, Any], model: ModelFacts, max_model_len: int) -> AdmissionConfig:
