@@ -21,7 +21,7 @@ from tokenspeed.config.gguf import read_gguf
 from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_source import ModelSource, embedded_model_path
 from tokenspeed.gateway.text.gguf_tokenizer import tokenizer_from_gguf
-from tokenspeed.models import Model, load_model
+from tokenspeed.models import KVFormat, LoadOptions, Model, load_model
 from tokenspeed.models.testing import PagedSequences
 
 CONVERSATION = Path(__file__).with_name("conversation.txt")
@@ -32,6 +32,14 @@ OPTIONAL_MODELS = "TOKENSPEED_OPTIONAL_MODELS"
 QWEN = ("qwen2.5-coder-0.5b-instruct.gguf", "1d961463", 512, {"q5_0", "q8_0", "q6_k", "q4_k"}, 30.115)
 GEMMA = ("gemma-3-270m-q4_k_m.gguf", "a5fd3b62", 800, {"q5_0", "q8_0", "q6_k", "q4_k"}, 12.117)
 SMOLLM2_PERPLEXITY = 13.788
+
+FLOATS = KVFormat(torch.float32, False, None)
+# Caches smaller than float32, and how much of the embedded model's perplexity each may add.
+SMALL_CACHES = [
+    (KVFormat(torch.bfloat16, False, None), 1e-3),
+    (KVFormat(torch.float8_e4m3fn, False, None), 5e-3),
+    (KVFormat(torch.float8_e4m3fn, True, None), 1e-2),
+]
 
 
 def optional_model(name: str, sha256: str) -> Path:
@@ -52,10 +60,11 @@ def tokens_of_the_conversation(path: Path, num_tokens: int) -> list[int]:
     return ids[:num_tokens]
 
 
-def our_losses(path: Path, token_ids: list[int], chunk: int) -> torch.Tensor:
+def our_losses(path: Path, token_ids: list[int], chunk: int, kv: KVFormat = FLOATS) -> torch.Tensor:
     """Minus the log-probability of each token after the first, computed in chunks as the engine would."""
     source = ModelSource("gguf", path, "test")
-    model: Model = load_model(source, load_model_config(source), "cpu", torch.float32)
+    options = LoadOptions(None, {}, kv)
+    model: Model = load_model(source, load_model_config(source), "cpu", torch.float32, options=options)
     sequences, losses = PagedSequences(model, 1, len(token_ids)), []
     targets = torch.tensor([*token_ids[1:], 0])
     for at in range(0, len(token_ids), chunk):
@@ -85,3 +94,11 @@ def test_optional_model_has_the_perplexity_of_transformers(known: tuple[str, str
     path = optional_model(name, sha256)
     assert {tensor.type for tensor in read_gguf(path).tensors.values()} == types | {"f32"}
     assert compare(path, num_tokens) == pytest.approx(perplexity, rel=1e-3)
+
+
+@pytest.mark.parametrize(("kv", "share"), SMALL_CACHES)
+def test_smaller_cache_keeps_the_perplexity(kv: KVFormat, share: float) -> None:
+    path = embedded_model_path()
+    losses = our_losses(path, tokens_of_the_conversation(path, 512), 200, kv)
+    perplexity = math.exp(losses.mean())
+    assert perplexity == pytest.approx(SMOLLM2_PERPLEXITY, rel=share)
