@@ -66,6 +66,17 @@ class RoutingConfig:
 
 
 @dataclass(frozen=True)
+class BreakerConfig:
+    """When a worker that fails gets no requests. `failures` in a row within `window_s` (0: never), for `open_s`, until
+    `successes` in a row."""
+
+    failures: int
+    window_s: float
+    open_s: float
+    successes: int
+
+
+@dataclass(frozen=True)
 class LimitConfig:
     """What one gateway takes at once. `max_concurrent_requests` 0: no limit."""
 
@@ -134,6 +145,7 @@ class GatewayConfig:
     log_level: str
     log_json: bool
     retry: RetryConfig
+    breaker: BreakerConfig
     limits: LimitConfig
     drain: DrainConfig
     history: HistoryConfig
@@ -201,7 +213,11 @@ HONOURED: tuple[Flag, ...] = (
     _flag("--retry-backoff-multiplier", "float", 1.5, _RETRIES, "growth of the pause"),
     _flag("--retry-jitter-factor", "float", 0.2, _RETRIES, "share of a pause by which it varies"),
     _flag("--disable-retries", "switch", False, _RETRIES, "one attempt only"),
-    _flag("--disable-circuit-breaker", "switch", False, _RETRIES, "there is none; accepted for scripts that say so"),
+    _flag("--cb-failure-threshold", "int", 10, _RETRIES, "failures in a row that take a worker out of use"),
+    _flag("--cb-window-duration-secs", "float", 120.0, _RETRIES, "time in which they must fall"),
+    _flag("--cb-timeout-duration-secs", "float", 60.0, _RETRIES, "how long until the worker is tried again"),
+    _flag("--cb-success-threshold", "int", 3, _RETRIES, "successes in a row that bring it back"),
+    _flag("--disable-circuit-breaker", "switch", False, _RETRIES, "failures never take a worker out of use"),
     _flag("--worker-stale-secs", "float", 30.0, _HEALTH, "a worker with work and no sign of life this long is stuck"),
     _flag("--health-check-interval-secs", "float", 1.0, _HEALTH, "how often the workers' health is looked at"),
     _flag("--disable-load-monitoring", "switch", False, _HEALTH, "engines report load unasked; accepted for scripts"),
@@ -290,6 +306,12 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
         log_level=values["log_level"],
         log_json=values["log_json"],
         retry=_retry(values),
+        breaker=BreakerConfig(
+            failures=0 if values["disable_circuit_breaker"] else values["cb_failure_threshold"],
+            window_s=values["cb_window_duration_secs"],
+            open_s=values["cb_timeout_duration_secs"],
+            successes=values["cb_success_threshold"],
+        ),
         limits=LimitConfig(
             max_concurrent_requests=max(4096, 1024 * (os.cpu_count() or 1)) if concurrent < 0 else concurrent,
             queue_size=values["queue_size"],
@@ -369,6 +391,10 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("--retry-max-backoff-ms", 0, 1e9),
     ("--retry-backoff-multiplier", 1, 1000),
     ("--retry-jitter-factor", 0, 1),
+    ("--cb-failure-threshold", 1, 1_000_000),
+    ("--cb-window-duration-secs", 0.001, 1e9),
+    ("--cb-timeout-duration-secs", 0, 1e9),
+    ("--cb-success-threshold", 1, 1_000_000),
     ("--worker-stale-secs", 0.001, 1e9),
     ("--health-check-interval-secs", 0.001, 1e9),
     ("--prometheus-port", 0, 65535),

@@ -26,7 +26,6 @@ _REQUESTS = "this limit is not in this release"
 _GRPC = "workers are reached over the ZMQ lane only"
 _CORS = "this release answers no cross-origin requests"
 _RATES = "requests have one class and one common limit"
-_BREAKER = "there is no circuit breaker: a worker that is lost or stuck gets no requests"
 _HEALTH = "a worker's health is the age of its last sign of life"
 _TOKENIZER = "the tokenizer has no cache and is loaded at start"
 _HISTORY = "this release stores no conversations"
@@ -185,11 +184,6 @@ REFUSED: tuple[Flag, ...] = (
     # Tenant Rate Limit
     _no("--tenant-rate-limit-enabled", "switch", False, _RATES),
     _no("--tenant-rate-limit-config", "str", None, _RATES),
-    # Circuit Breaker
-    _no("--cb-failure-threshold", "float", 10.0, _BREAKER),
-    _no("--cb-success-threshold", "float", 3.0, _BREAKER),
-    _no("--cb-timeout-duration-secs", "float", 60.0, _BREAKER),
-    _no("--cb-window-duration-secs", "float", 120.0, _BREAKER),
     # Health Checks
     _no("--decode-expected-workers", "str", None, _PD),
     _no("--decode-min-ready-percent", "str", None, _PD),

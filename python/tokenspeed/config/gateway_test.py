@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenspeed.config.flags import Flag, FlagError
-from tokenspeed.config.gateway import HONOURED, TABLE, launch_help, parse_launch
+from tokenspeed.config.gateway import HONOURED, TABLE, BreakerConfig, launch_help, parse_launch
 from tokenspeed.config.gateway_refused import REFUSED
 
 WORKER = ["--worker-urls", "ipc:///run/w0"]
@@ -21,6 +21,7 @@ def test_defaults_are_those_of_the_released_gateway_where_it_has_them() -> None:
     assert (config.retry.max_attempts, config.retry.initial_backoff_s, config.retry.jitter) == (5, 0.05, 0.2)
     assert (config.limits.max_payload_bytes, config.limits.queue_size) == (512 << 20, 100)
     assert config.limits.max_concurrent_requests >= 4096
+    assert config.breaker == BreakerConfig(failures=10, window_s=120, open_s=60, successes=3)
     assert (config.drain.grace_s, config.sse_keepalive_s) == (180, 15)
     with pytest.raises(FrozenInstanceError):
         config.port = 1  # type: ignore[misc]
@@ -43,6 +44,7 @@ def test_what_ts_serve_passes_is_taken() -> None:
     words = ["--backend", "tokenspeed", "--disable-retries", "--disable-circuit-breaker", "--disable-load-monitoring"]
     words += ["--reasoning-parser", "passthrough", "--log-level", "warn", "--policy", "passthrough"]
     config = parse_launch([*WORKER, *words])
+    assert config.breaker.failures == 0
     assert (config.retry.max_attempts, config.routing.policy, config.log_level) == (1, "passthrough", "warn")
 
 
@@ -69,6 +71,7 @@ def test_a_refused_flag_passes_with_the_value_that_asks_for_nothing(flag: Flag) 
         (["--port", "x"], "--port: 'x' is not an integer"),
         (["--port", "70000"], "--port: must be in"),
         (["--policy", "bucket"], "--policy: 'bucket' is not one of random, round_robin, passthrough, cache_aware"),
+        (["--cb-failure-threshold", "0"], "--cb-failure-threshold: must be in"),
         (["--cache-threshold", "1.5"], "--cache-threshold: must be in"),
         (["--assignment-mode", "delegate"], "--assignment-mode: 'delegate' is not one of random, min_load, min_group"),
         (["--backend", "vllm"], "--backend: 'vllm' is not one of"),

@@ -14,7 +14,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -37,10 +37,11 @@ from tokenspeed.gateway.http.server import Server, metrics_response
 from tokenspeed.gateway.http.service import Service
 from tokenspeed.gateway.http.sse import KeepAlive
 from tokenspeed.gateway.responses.api import ResponsesApi
+from tokenspeed.gateway.route.breaker import BreakerOptions, BreakerState
 from tokenspeed.gateway.route.policies import make_policy
 from tokenspeed.gateway.route.retry import RetryPolicy
 from tokenspeed.gateway.route.router import Router
-from tokenspeed.gateway.route.worker import Worker, WorkerState
+from tokenspeed.gateway.route.worker import Worker, WorkerOptions, WorkerState
 from tokenspeed.gateway.text.parse.names import Parsers, UnknownParser, parsers_named
 from tokenspeed.gateway.text.template import ChatTemplate, TemplateError
 from tokenspeed.gateway.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
@@ -110,8 +111,12 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
     """A running gateway: its service and the port it listens on. Raises `StartError`."""
     # The lanes come first: an engine that is already waiting registers while the tokenizer loads.
     metrics = GatewayMetrics(config.duration_buckets_s or DURATION_BUCKETS_S)
-    options = LaneOptions(config.engine_count, None, config.engine_startup_timeout_s)
-    router = Router(config.worker_urls, make_policy(config.routing), options, config.stall_s, _reporting(metrics))
+    options = WorkerOptions(
+        LaneOptions(config.engine_count, None, config.engine_startup_timeout_s),
+        config.stall_s,
+        BreakerOptions(**asdict(config.breaker)),
+    )
+    router = Router(config.worker_urls, make_policy(config.routing), options, _Reporting(metrics))
     async with AsyncExitStack() as stack:
         stack.callback(router.close)
         try:
@@ -249,11 +254,17 @@ def _template(config: GatewayConfig, tokenizer: Tokenizer) -> ChatTemplate | Non
         raise StartError(str(error), 2) from None
 
 
-def _reporting(metrics: GatewayMetrics) -> Callable[[Worker], None]:
-    def report(worker: Worker) -> None:
-        metrics.worker_health(worker.url, worker.state() is WorkerState.READY)
+class _Reporting:
+    """Tells the metrics what happens to workers."""
 
-    return report
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+
+    def health(self, worker: Worker) -> None:
+        self._metrics.worker_health(worker.url, worker.state() is WorkerState.READY)
+
+    def breaker(self, worker: Worker, old: BreakerState, new: BreakerState) -> None:
+        self._metrics.breaker_changed(worker.url, old.name.lower(), new.name.lower())
 
 
 async def _watch(gauges: WorkerGauges, interval_s: float) -> None:

@@ -78,6 +78,7 @@ class GatewayMetrics:
         self._make_http(duration_buckets_s)
         self._make_router(duration_buckets_s)
         self._make_workers()
+        self._make_breakers()
         self._make_routing()
 
     def render(self) -> bytes:
@@ -159,6 +160,20 @@ class GatewayMetrics:
         """The last allowed attempt failed."""
         self._worker_retries_exhausted.labels("regular", endpoint).inc()
 
+    def breaker_outcome(self, worker: str, success: bool) -> None:
+        """An attempt ended in a way that speaks for (True) or against a worker."""
+        self._cb_outcomes.labels(worker, "success" if success else "failure").inc()
+
+    def breaker_changed(self, worker: str, old: str, new: str) -> None:
+        """A circuit breaker went from one state to another; closed, open or half_open."""
+        self._cb_transitions.labels(worker, old, new).inc()
+
+    def breaker_state(self, worker: str, state: int, num_failures: int, num_successes: int) -> None:
+        """A circuit breaker now: 0 closed, 1 open, 2 half open; outcomes in a row."""
+        self._cb_state.labels(worker).set(state)
+        self._cb_failures.labels(worker).set(num_failures)
+        self._cb_successes.labels(worker).set(num_successes)
+
     def worker_load(self, worker: str, model: str, load: WorkerLoad) -> None:
         """An engine rank reported its load."""
         self._engine_running.labels(worker).set(load.num_running)
@@ -239,6 +254,18 @@ class GatewayMetrics:
         self._load_waiting = self._gauge("tokenspeed:num_requests_waiting", "Requests that wait.", *by_rank)
         self._load_usage = self._gauge(
             "tokenspeed:kv_cache_usage_perc", "Share of the KV pool held by running requests, 0 to 1.", *by_rank
+        )
+
+    def _make_breakers(self) -> None:
+        registry = self.registry
+        self._cb_state = self._gauge("smg_worker_cb_state", "0 closed, 1 open, 2 half open.", "worker")
+        self._cb_failures = self._gauge("smg_worker_cb_consecutive_failures", "Failures in a row.", "worker")
+        self._cb_successes = self._gauge("smg_worker_cb_consecutive_successes", "Successes in a row.", "worker")
+        self._cb_outcomes = Counter(
+            "smg_worker_cb_outcomes", "Attempts by outcome.", ("worker", "outcome"), registry=registry
+        )
+        self._cb_transitions = Counter(
+            "smg_worker_cb_transitions", "Changes of state.", ("worker", "from", "to"), registry=registry
         )
 
     def _make_routing(self) -> None:

@@ -37,6 +37,8 @@ class WorkerGauges:
         names: set[tuple[str, str]] = set()
         metrics.worker_health(worker.url, worker.state() is WorkerState.READY)
         metrics.worker_requests_active(worker.url, worker.num_in_flight)
+        breaker = worker.breaker
+        metrics.breaker_state(worker.url, breaker.state, breaker.num_failures, breaker.num_successes)
         for rank in worker.lane.ranks.values():
             load = WorkerLoad(rank.num_running, rank.num_waiting, rank.active_blocks, rank.total_blocks)
             names.add((f"{worker.url}@{rank.index}", model))

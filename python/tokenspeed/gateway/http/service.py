@@ -12,8 +12,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from aiohttp import web
 
@@ -24,10 +24,12 @@ from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.errors import ApiError
 from tokenspeed.gateway.http.gauges import WorkerGauges
 from tokenspeed.gateway.http.sse import EventStream, KeepAlive
+from tokenspeed.gateway.route.breaker import is_fault
 from tokenspeed.gateway.route.generation import Generation
 from tokenspeed.gateway.route.policy import Asked
 from tokenspeed.gateway.route.retry import RetryHooks, RetryPolicy, with_retries
 from tokenspeed.gateway.route.router import Router
+from tokenspeed.gateway.route.worker import Worker
 from tokenspeed.observability.gateway_metrics import GatewayMetrics, RequestTimes, RouteLabels
 
 logger = logging.getLogger(__name__)
@@ -117,6 +119,20 @@ class Service:
         self.metrics.worker_selected(self.model.name, self.router.policy.name, branch)
         return Generation(worker, run.job.requests(number, worker.lane.ready_response.max_model_len))
 
+    @contextmanager
+    def judged(self, worker: Worker) -> Iterator[None]:
+        """What happens inside speaks for or against `worker`: an answer, or a fault of its own. Neither does a client
+        that leaves, a refusal, or a worker that is busy."""
+        try:
+            yield
+        except ApiError as error:
+            if is_fault(error):
+                worker.breaker.failed()
+                self.metrics.breaker_outcome(worker.url, False)
+            raise
+        worker.breaker.succeeded()
+        self.metrics.breaker_outcome(worker.url, True)
+
     def retry_hooks(self, job: Job, answered: Callable[[], bool]) -> RetryHooks:
         """What a retry loop of `job` asks and tells."""
         return RetryHooks(
@@ -144,7 +160,9 @@ class _Run:
         """The answer in one body."""
 
         async def attempt() -> bytes:
-            return await self._answer.whole(self._next())
+            generation = self._next()
+            with self._service.judged(generation.worker):
+                return await self._answer.whole(generation)
 
         hooks = self._service.retry_hooks(self.job, lambda: False)
         try:
@@ -158,7 +176,9 @@ class _Run:
         """The answer as events; an error after the first of them becomes an event itself."""
 
         async def attempt() -> None:
-            await self._answer.stream(self._next(), events.write)
+            generation = self._next()
+            with self._service.judged(generation.worker):
+                await self._answer.stream(generation, events.write)
 
         hooks = self._service.retry_hooks(self.job, lambda: events.answered)
         self._service.keep_alive.add(events)

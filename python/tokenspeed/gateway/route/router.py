@@ -7,29 +7,23 @@ no other can take them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from tokenspeed.gateway.http.errors import no_available_workers
+from tokenspeed.gateway.route.breaker import BreakerState
 from tokenspeed.gateway.route.policy import Asked, Policy
-from tokenspeed.gateway.route.worker import Worker, WorkerState
-from tokenspeed.rpc.lane.gateway_end import LaneOptions
+from tokenspeed.gateway.route.worker import Watcher, Worker, WorkerOptions, WorkerState
 from tokenspeed.rpc.lane.wire import ReadyResponse
 
 
 class Router:
-    """Routes to the workers of `urls` by `policy`; `on_change` hears of every change of state."""
+    """Routes to the workers of `urls` by `policy`; `watcher` hears of every change of a worker."""
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        policy: Policy,
-        options: LaneOptions,
-        stall_s: float,
-        on_change: Callable[[Worker], None],
-    ) -> None:
+    def __init__(self, urls: Sequence[str], policy: Policy, options: WorkerOptions, watcher: Watcher) -> None:
         self.policy = policy
-        self._on_change = on_change
-        self.workers = [Worker(url, options, stall_s, self._changed) for url in urls]
+        self._watcher = watcher
+        self._options = options
+        self.workers = [Worker(url, options, self) for url in urls]
 
     def open(self) -> None:
         """Bind every worker's lane."""
@@ -54,20 +48,27 @@ class Router:
 
     def pick(self, asked: Asked, tried: Collection[str]) -> tuple[Worker, str]:
         """The worker for a request, and the policy's reason. Workers whose URL is in `tried` have failed the request
-        and are asked again only if there is no other. Raises `ApiError` 503 when there is none."""
+        and are asked again only if there is no other; so are those whose breaker is open. Raises `ApiError` 503 when
+        there is none."""
         ready = self._some_ready()
-        fresh = [worker for worker in ready if worker.url not in tried]
-        return self.policy.choose(fresh or ready, asked)
+        sound = [worker for worker in ready if worker.breaker.allows] or ready
+        fresh = [worker for worker in sound if worker.url not in tried]
+        return self.policy.choose(fresh or sound, asked)
 
     def facts(self) -> ReadyResponse:
         """What a ready engine said about itself. Raises `ApiError` 503 when there is none."""
         return self._some_ready()[0].lane.ready_response
 
-    def _changed(self, worker: Worker) -> None:
+    def health(self, worker: Worker) -> None:
+        """A worker became ready or was lost."""
         if worker.state() is WorkerState.ABSENT:
             # What its engine had cached went with it.
             self.policy.forget(worker.url)
-        self._on_change(worker)
+        self._watcher.health(worker)
+
+    def breaker(self, worker: Worker, old: BreakerState, new: BreakerState) -> None:
+        """A worker's breaker changed."""
+        self._watcher.breaker(worker, old, new)
 
     def _some_ready(self) -> list[Worker]:
         ready = self.ready()

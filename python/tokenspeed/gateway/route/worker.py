@@ -11,8 +11,10 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
+from tokenspeed.gateway.route.breaker import Breaker, BreakerOptions, BreakerState
 from tokenspeed.rpc.lane.gateway_end import GatewayLane, LaneOptions, LaneState
 
 logger = logging.getLogger(__name__)
@@ -26,16 +28,36 @@ class WorkerState(enum.Enum):
     STALLED = "stalled"
 
 
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What all workers have in common."""
+
+    lane: LaneOptions
+    stall_s: float
+    breaker: BreakerOptions
+
+
+class Watcher(Protocol):
+    """Hears of what happens to workers, at once."""
+
+    def health(self, worker: Worker) -> None:
+        """A worker became ready or was lost."""
+
+    def breaker(self, worker: Worker, old: BreakerState, new: BreakerState) -> None:
+        """A worker's breaker went from one state to another."""
+
+
 class Worker:
     """A worker URL and everything known of what stands behind it."""
 
-    def __init__(self, url: str, options: LaneOptions, stall_s: float, on_change: Callable[[Worker], None]) -> None:
+    def __init__(self, url: str, options: WorkerOptions, watcher: Watcher) -> None:
         self.url = url
         self.reason = "not opened yet"
         """Why the worker is in its state, in words."""
-        self._stall_s = stall_s
-        self._on_change = on_change
-        self.lane = GatewayLane(url, options, self._lane_changed)
+        self._stall_s = options.stall_s
+        self._watcher = watcher
+        self.lane = GatewayLane(url, options.lane, self._lane_changed)
+        self.breaker = Breaker(options.breaker, time.monotonic, self._breaker_changed)
 
     @property
     def num_in_flight(self) -> int:
@@ -63,6 +85,11 @@ class Worker:
         log = logger.warning if state is LaneState.HANDSHAKE and self._was_ready else logger.info
         log("worker %s is %s: %s", self.url, "ready" if state is LaneState.READY else state.value, reason)
         self._was_ready = state is LaneState.READY
-        self._on_change(self)
+        self._watcher.health(self)
+
+    def _breaker_changed(self, old: BreakerState, new: BreakerState) -> None:
+        log = logger.warning if new is BreakerState.OPEN else logger.info
+        log("worker %s: its circuit breaker is %s", self.url, new.name.lower())
+        self._watcher.breaker(self, old, new)
 
     _was_ready = False
