@@ -29,6 +29,7 @@ from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.history.redis import RedisBackend
 from tokenspeed.gateway.history.sqlite import SqliteBackend
 from tokenspeed.gateway.history.store import Backend, BackendError, History
+from tokenspeed.gateway.http.admin import AdminApi
 from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.auth import KeyCheck
 from tokenspeed.gateway.http.gauges import WorkerGauges
@@ -140,13 +141,15 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         for task in (keep_alive.run(), _watch(service.gauges, config.health_interval_s)):
             stack.callback(group.create_task(task).cancel)
         keys = KeyCheck(config.api_keys)
-        routes: list[web.RouteDef] = []
+        admin = AdminApi(router, keys, group.create_task, config.drain.grace_s)
+        stack.callback(admin.close)
+        routes = admin.routes()
         if config.history.backend != "none":
             history = History(_history_backend(config.history))
             stack.push_async_callback(history.close)
             responses = ResponsesApi(service, keys, history)
             stack.push_async_callback(responses.close)
-            routes = responses.routes()
+            routes += responses.routes()
         server = Server(service, keys, limits.max_payload_bytes, config.request_id_headers, routes)
         port = await _listen(stack, server.app, config.host, config.port, config)
         if config.prometheus_port is not None:

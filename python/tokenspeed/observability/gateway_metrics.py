@@ -187,7 +187,8 @@ class GatewayMetrics:
         """A worker left for good: its series end, so that sums over workers stay true."""
         for gauge in (self._worker_health, self._worker_active, self._engine_running, self._engine_waiting):
             _drop(gauge, worker)
-        _drop(self._engine_usage, worker)
+        for gauge in (self._engine_usage, self._cb_state, self._cb_failures, self._cb_successes):
+            _drop(gauge, worker)
         for gauge in (self._load_running, self._load_waiting, self._load_usage):
             _drop(gauge, model, worker)
 

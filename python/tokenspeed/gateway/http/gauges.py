@@ -32,9 +32,9 @@ class WorkerGauges:
         self._metrics.policy_remembers(policy.name, policy.num_remembered)
 
     def _export(self, worker: Worker) -> set[tuple[str, str]]:
-        """Set the gauges of a worker; the names (rank, model) under which its ranks' loads stand."""
+        """Set the gauges of a worker; the names (rank, model) under which its ranks' loads stand, and its own."""
         metrics, model = self._metrics, self._model.name
-        names: set[tuple[str, str]] = set()
+        names = {(worker.url, "")}
         metrics.worker_health(worker.url, worker.state() is WorkerState.READY)
         metrics.worker_requests_active(worker.url, worker.num_in_flight)
         breaker = worker.breaker

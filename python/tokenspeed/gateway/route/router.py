@@ -7,6 +7,8 @@ no other can take them.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Collection, Sequence
 
 from tokenspeed.gateway.http.errors import no_available_workers
@@ -14,6 +16,12 @@ from tokenspeed.gateway.route.breaker import BreakerState
 from tokenspeed.gateway.route.policy import Asked, Policy
 from tokenspeed.gateway.route.worker import Watcher, Worker, WorkerOptions, WorkerState
 from tokenspeed.rpc.lane.wire import ReadyResponse
+
+_POLL_S = 0.02
+
+
+class DuplicateWorker(ValueError):
+    """The gateway has a worker with this URL already."""
 
 
 class Router:
@@ -34,6 +42,30 @@ class Router:
         """Close every lane; requests in flight fail."""
         for worker in self.workers:
             worker.lane.close()
+
+    def add(self, url: str) -> Worker:
+        """A new worker, whose engine may dial from now on. Raises `DuplicateWorker`, `AddressError`, `zmq.ZMQError`."""
+        if any(worker.url == url for worker in self.workers):
+            raise DuplicateWorker(url)
+        worker = Worker(url, self._options, self)
+        try:
+            worker.lane.open()
+        except BaseException:
+            worker.lane.close()
+            raise
+        self.workers.append(worker)
+        return worker
+
+    async def retire(self, worker: Worker, grace_s: float) -> None:
+        """Give the worker no more requests, and remove it when it has none in flight; after `grace_s` those that are
+        left fail, and may be tried elsewhere."""
+        worker.draining = True
+        deadline = time.monotonic() + grace_s
+        while worker.num_in_flight and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        worker.lane.close()
+        self.workers.remove(worker)
+        self.policy.forget(worker.url)
 
     @property
     def num_in_flight(self) -> int:

@@ -3,7 +3,8 @@
 
 A worker is READY when all its ranks have registered, STALLED when one of them has had work for longer than
 `stall_s` without saying anything (an engine's loop says something after every step, also when no request got a
-token), and ABSENT when it has not dialled yet or was lost. It comes back by itself when its engine dials again.
+token), DRAINING when it is being removed, and ABSENT when it has not dialled yet or was lost. From that it comes back
+by itself when its engine dials again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class WorkerState(enum.Enum):
     ABSENT = "absent"
     READY = "ready"
     STALLED = "stalled"
+    DRAINING = "draining"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Worker:
         self.url = url
         self.reason = "not opened yet"
         """Why the worker is in its state, in words."""
+        self.draining = False
+        """It is being removed: it finishes what it has."""
         self._stall_s = options.stall_s
         self._watcher = watcher
         self.lane = GatewayLane(url, options.lane, self._lane_changed)
@@ -73,6 +77,8 @@ class Worker:
         """The state at `now_s` (`time.monotonic()`; None: now)."""
         if self.lane.state is not LaneState.READY:
             return WorkerState.ABSENT
+        if self.draining:
+            return WorkerState.DRAINING
         return WorkerState.STALLED if self.silence_s(now_s) > self._stall_s else WorkerState.READY
 
     def silence_s(self, now_s: float | None = None) -> float:

@@ -73,6 +73,8 @@ class FakeEngine:
     def __init__(self, url: str, script: Script, *, name: str = "fake-model", max_model_len: int = 8192) -> None:
         self.seen = Seen()
         self.paused = threading.Event()
+        self.control_answer = (True, "ok")
+        """(success, message) of every answer to a control call."""
         self._script = script
         self._ready = wire.ReadyResponse(
             max_model_len=max_model_len,
@@ -135,7 +137,7 @@ class FakeEngine:
                 self._active[message.request.rid] = _Active(message.request, self._script(message.request))
             elif isinstance(message, ControlCall):
                 self.seen.controls.append(message)
-                lane.reply(message, True, "ok")
+                lane.reply(message, *self.control_answer)
             else:
                 self.seen.aborted.extend(message.request_ids)
                 for rid in message.request_ids:

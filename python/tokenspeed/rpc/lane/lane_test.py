@@ -271,6 +271,26 @@ def test_ranks_share_the_requests_and_one_death_fails_all(url: str) -> None:
     asyncio.run(scene())
 
 
+def test_a_request_goes_to_the_rank_with_the_fewest_in_flight(url: str) -> None:
+    async def scene() -> None:
+        async with gateway(url) as lane:
+            busy, idle = Engine(url, 0, 2, answer=False), Engine(url, 1, 2, answer=False)
+            await until(ready(lane))
+            for i in range(4):
+                lane.submit(renamed(f"r{i}"), Sink())
+            await until(lambda: (len(busy.seen), len(idle.seen)) == (2, 2))
+            by_rank = {rank.index: rank for rank in lane.ranks.values()}
+            lane.abort([rid for rid in ("r0", "r1", "r2", "r3") if lane._sinks[rid][1] is by_rank[1]])
+            assert (by_rank[0].num_in_flight, by_rank[1].num_in_flight) == (2, 0)
+            for i in range(4, 6):
+                lane.submit(renamed(f"r{i}"), Sink())
+            assert (by_rank[0].num_in_flight, by_rank[1].num_in_flight) == (2, 2)
+            busy.stop()
+            idle.stop()
+
+    asyncio.run(scene())
+
+
 def test_the_lane_is_not_ready_before_every_rank_has_dialled(url: str) -> None:
     async def scene() -> None:
         async with gateway(url, count=2) as lane:

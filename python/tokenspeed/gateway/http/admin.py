@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: MIT
+"""What operators ask of a running gateway: loads, an empty cache, and workers that come and go.
+
+`GET /get_loads` (and `/loads`), `POST /flush_cache`, and `/workers`. Every path needs a key where keys are set. A
+worker that is deleted gets no new requests and is gone when those in flight have ended; the tasks that wait for that
+are kept here. Lives on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import zmq
+from aiohttp import web
+
+from tokenspeed.gateway.chat.fields import parse_body
+from tokenspeed.gateway.chat.format import encode_json
+from tokenspeed.gateway.http.auth import KeyCheck
+from tokenspeed.gateway.http.errors import ApiError, invalid, no_available_workers
+from tokenspeed.gateway.route.router import DuplicateWorker, Router
+from tokenspeed.gateway.route.worker import Worker
+from tokenspeed.rpc.lane.address import AddressError
+from tokenspeed.rpc.lane.gateway_end import LaneNotReady
+
+_CONTROL_TIMEOUT_S = 30.0
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class WorkerBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /workers`."""
+
+    url: str
+
+
+class AdminApi:
+    """`routes` are ready to be added to the server's. `spawn` starts a task whose failure does not pass unseen;
+    `drain_s`: how long requests of a deleted worker may take to end."""
+
+    def __init__(self, router: Router, keys: KeyCheck, spawn: Spawn, drain_s: float) -> None:
+        self._router, self._keys, self._spawn, self._drain_s = router, keys, spawn, drain_s
+        self._retiring: dict[str, asyncio.Task[None]] = {}
+
+    def routes(self) -> list[web.RouteDef]:
+        """Every path of this API."""
+        return [
+            web.get("/get_loads", self._loads),
+            web.get("/loads", self._loads),
+            web.post("/flush_cache", self._flush),
+            web.get("/workers", self._list),
+            web.post("/workers", self._add),
+            web.get("/workers/{id}", self._get),
+            web.delete("/workers/{id}", self._delete),
+        ]
+
+    def close(self) -> None:
+        """Stop waiting for workers that drain."""
+        for task in self._retiring.values():
+            task.cancel()
+
+    # ---- loads and caches --------------------------------------------------------------------------------------
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers)
+        return _json({"workers": [_load(worker) for worker in self._router.workers]}, 200)
+
+    async def _flush(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers)
+        workers = list(self._router.workers)
+        if not any(worker.model for worker in workers):
+            raise no_available_workers("no worker has an engine whose cache could be flushed")
+        results = await asyncio.gather(*(self._flush_one(worker) for worker in workers))
+        body: dict[str, Any] = {"success": all(result["success"] for result in results), "workers": results}
+        if body["success"]:
+            return _json(body, 200)
+        failed = ", ".join(result["url"] for result in results if not result["success"])
+        error = ApiError(409, "flush_incomplete", f"these workers did not flush their caches: {failed}")
+        response = _json({"error": error.fields, **body}, error.status)
+        response.headers.update(error.headers)
+        return response
+
+    async def _flush_one(self, worker: Worker) -> dict[str, Any]:
+        """What became of one worker's cache; it is flushed when all its ranks say so."""
+        try:
+            async with asyncio.timeout(_CONTROL_TIMEOUT_S):
+                replies = await worker.lane.control("flush_cache", [_CONTROL_TIMEOUT_S])
+        except LaneNotReady as error:
+            return {"url": worker.url, "success": False, "message": str(error)}
+        except TimeoutError:
+            return {"url": worker.url, "success": False, "message": f"no answer in {_CONTROL_TIMEOUT_S:g} s"}
+        refusals = [f"rank {reply.engine_index}: {reply.message}" for reply in replies if not reply.success]
+        if not refusals:
+            self._router.policy.forget(worker.url)
+        return {"url": worker.url, "success": not refusals, "message": "; ".join(refusals) or "flushed"}
+
+    # ---- workers -----------------------------------------------------------------------------------------------
+
+    async def _list(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers)
+        workers = [_worker_object(worker) for worker in self._router.workers]
+        return _json({"workers": workers, "total": len(workers)}, 200)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers)
+        return _json(_worker_object(self._find(request)), 200)
+
+    async def _add(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers)
+        asked, _ = parse_body(await request.read(), WorkerBody)
+        try:
+            worker = self._router.add(asked.url)
+        except DuplicateWorker:
+            raise ApiError(409, "WORKER_ALREADY_EXISTS", f"worker {asked.url} is here already", "url") from None
+        except (AddressError, zmq.ZMQError, OSError) as error:
+            raise invalid("url", "invalid_value", f"the worker's lane cannot be opened: {error}") from None
+        return _accepted(worker, f"worker {worker.url} was added; it serves when its engine has dialled")
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers)
+        worker = self._find(request)
+        if worker.url not in self._retiring:
+            task = self._spawn(self._router.retire(worker, self._drain_s))
+            self._retiring[worker.url] = task
+            task.add_done_callback(lambda _: self._retiring.pop(worker.url))
+        return _accepted(worker, f"worker {worker.url} drains and will be removed")
+
+    def _find(self, request: web.Request) -> Worker:
+        wanted = request.match_info["id"]
+        for worker in self._router.workers:
+            if _id(worker) == wanted:
+                return worker
+        raise ApiError(404, "worker_not_found", f"there is no worker {wanted!r}")
+
+
+def _id(worker: Worker) -> str:
+    """The same for a URL on every gateway, and after a restart."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, worker.url))
+
+
+def _load(worker: Worker) -> dict[str, Any]:
+    ranks = [
+        {
+            "rank": rank.index,
+            "in_flight": rank.num_in_flight,
+            "running": rank.num_running,
+            "waiting": rank.num_waiting,
+            "kv_active_blocks": rank.active_blocks,
+            "kv_total_blocks": rank.total_blocks,
+        }
+        for rank in worker.lane.ranks.values()
+    ]
+    return {"worker": worker.url, "state": worker.state().value, "load": worker.num_in_flight, "ranks": ranks}
+
+
+def _worker_object(worker: Worker) -> dict[str, Any]:
+    return {
+        "id": _id(worker),
+        "url": worker.url,
+        "model": worker.model,
+        "connection_mode": "zmq",
+        "state": worker.state().value,
+        "reason": worker.reason,
+        "circuit_breaker": worker.breaker.state.name.lower(),
+        "load": worker.num_in_flight,
+        "ranks": len(worker.lane.ranks),
+    }
+
+
+def _accepted(worker: Worker, message: str) -> web.Response:
+    location = f"/workers/{_id(worker)}"
+    body = {"status": "accepted", "worker_id": _id(worker), "url": worker.url, "location": location, "message": message}
+    response = _json(body, 202)
+    response.headers["location"] = location
+    return response
+
+
+def _json(value: object, status: int) -> web.Response:
+    return web.Response(body=encode_json(value), status=status, content_type="application/json")
