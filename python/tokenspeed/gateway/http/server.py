@@ -109,6 +109,9 @@ class Server:
             if not response.prepared:
                 response.headers["x-request-id"] = request_id
             return response
+        except web.HTTPException as error:
+            status, code = error.status, ""
+            raise
         finally:
             resource = request.match_info.route.resource
             pattern = resource.canonical if resource is not None else "unknown"

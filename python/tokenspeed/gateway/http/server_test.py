@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
 from tokenspeed.config.gateway import parse_launch
 from tokenspeed.gateway.app import StartError, _drain, gateway, run
+from tokenspeed.gateway.http.auth import KeyCheck
+from tokenspeed.gateway.http.server import Server
 from tokenspeed.gateway.testing.fake_engine import END_TOKEN, Step, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids, write_tokenizer
 from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
@@ -40,6 +44,21 @@ def until(condition: Callable[[], bool]) -> None:
 def running() -> Iterator[RunningGateway]:
     with RunningGateway([replying(ids("Paris"))]) as gateway_:
         yield gateway_
+
+
+def test_an_answer_that_a_handler_raises_is_counted_by_its_own_status(running: RunningGateway) -> None:
+    async def gone(request: web.Request) -> web.Response:
+        raise web.HTTPGone(text="it was here")
+
+    async def ask() -> int:
+        server = Server(running.service, KeyCheck([]), 1000, [], [web.get("/gone", gone)])
+        async with TestClient(TestServer(server.app)) as client:
+            return (await client.get("/gone")).status
+
+    assert asyncio.run(ask()) == 410
+    counted = [line for line in running.request("GET", "/metrics")[2].decode().splitlines() if "smg_http_responses_total" in line]
+    assert [line for line in counted if 'path="/gone"' in line and 'status_code="410"' in line]
+    assert not [line for line in counted if 'path="/gone"' in line and "499" in line]
 
 
 # ---- health and models -------------------------------------------------------------------------------------------
