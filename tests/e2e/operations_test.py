@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
+import urllib.error
 import urllib.request
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,3 +27,43 @@ def test_the_engines_metrics_are_on_the_control_port(server: Server) -> None:
     assert server.post("/v1/completions", body)[0] == 200
     assert engine_metric(server, "generation_tokens_total") == before + 5
     assert engine_metric(server, "num_requests_running") == 0
+
+
+def control(server: Server, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.control_port}{path}", data, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_a_pause_at_the_control_port_holds_a_request_back_until_the_engine_goes_on(server: Server) -> None:
+    answers: list[int] = []
+    body = {"prompt": "Count: one two", "max_tokens": 3, "temperature": 0}
+    assert control(server, "/pause_generation", {"mode": "keep"})[0] == 200
+    thread = threading.Thread(target=lambda: answers.append(server.post("/v1/completions", body)[0]))
+    thread.start()
+    time.sleep(0.5)
+    assert answers == []
+    assert control(server, "/v1/loads")[1]["loads"][0]["num_reqs"] == 1
+    assert control(server, "/continue_generation", {})[0] == 200
+    thread.join(30)
+    assert answers == [200]
+
+
+def test_weights_are_loaded_again_under_another_name_while_the_server_runs(server: Server) -> None:
+    status, info = control(server, "/model_info")
+    assert (status, info["weight_version"]) == (200, "default")
+    body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
+    before = server.post("/v1/completions", body)[1]["choices"][0]["text"]
+    update = {"model_path": info["model_path"], "weight_version": "again"}
+    assert control(server, "/update_weights_from_disk", update)[0] == 200
+    assert control(server, "/get_weight_version")[1] == {"weight_version": "again"}
+    after = server.post("/v1/completions", body)[1]
+    assert after["choices"][0]["text"] == before
+    assert control(server, "/update_weight_version", {"new_version": "default"})[0] == 200
+
+
+def test_the_key_of_the_controls_is_told_to_nobody(server: Server) -> None:
+    assert "rl_control_api_key" not in control(server, "/get_server_info")[1]["server_args"]

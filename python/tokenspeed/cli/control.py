@@ -1,58 +1,44 @@
 # SPDX-License-Identifier: MIT
-"""The supervisor's control server (`--control-port`): what runs here, the gateway's health, the engine's metrics.
+"""The supervisor's control server (`--control-port`): what runs here, the gateway's health, and the engine's controls.
 
-On loopback only, on threads of its own; it reads and never changes anything. The endpoints by which trainers steer an
-engine are known by name and answered 501, so that a client learns what this release lacks instead of guessing.
+On loopback only, on threads of its own. What steers or measures the engine is passed on to the engine's own port and
+answered by it; while there is no engine the answer is 503. What this release lacks is answered 501 by name.
 """
 
 from __future__ import annotations
 
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tokenspeed.config.control_paths import ABSENT_PATHS, ENGINE_PATHS
 from tokenspeed.observability.endpoint import Answer, Endpoint, Handler, json_answer, refusal
 
-_ABSENT = (
-    "/abort",
-    "/abort_request",
-    "/continue_generation",
-    "/destroy_weights_update_group",
-    "/flush_cache",
-    "/generate",
-    "/get_weight_version",
-    "/init_weights_update_group",
-    "/pause_generation",
-    "/rebalance_experts",
-    "/release_memory_occupation",
-    "/resume_memory_occupation",
-    "/start_profile",
-    "/stop_profile",
-    "/update_weight_version",
-    "/update_weights_from_disk",
-    "/update_weights_from_distributed",
-    "/update_weights_from_mooncake",
-    "/update_weights_from_tensor",
-    "/v1/loads",
-)
 _TIMEOUT_S = 5.0
+_RELAY_TIMEOUT_S = 3600.0
+"""A pause waits for the requests that run; new weights may come from a slow disk."""
 
 Info = Callable[[], Mapping[str, Any]]
 
 
 class ControlServer:
-    """Listens from construction to `close`. `info`: what /get_server_info tells. Raises OSError for a taken port."""
+    """Listens from construction to `close`. `info`: what /get_server_info tells. `api_key`: what callers must present
+    and what the engine asks for; None for nothing. Raises OSError for a taken port."""
 
-    def __init__(self, port: int, gateway_url: str, engine_url: str, info: Info) -> None:
+    def __init__(self, port: int, gateway_url: str, engine_url: str, api_key: str | None, info: Info) -> None:
         routes: dict[tuple[str, str], Handler] = {
-            (method, path): _absent(path) for method in ("GET", "POST") for path in _ABSENT
+            (method, path): _absent(path) for method in ("GET", "POST") for path in (*ABSENT_PATHS, "/generate")
         }
+        for method in ("GET", "POST"):
+            for path in ENGINE_PATHS:
+                routes[method, path] = _relay(method, f"{engine_url}{path}", api_key)
         routes["GET", "/health"] = lambda _: _gateway_health(gateway_url)
         routes["GET", "/get_server_info"] = lambda _: json_answer(200, info())
         routes["GET", "/health_generate"] = lambda _: json_answer(200, {"status": "ok"})
-        routes["GET", "/metrics"] = lambda _: _relayed(f"{engine_url}/metrics")
-        self._endpoint = Endpoint("127.0.0.1", port, routes)
+        routes["GET", "/metrics"] = _relay("GET", f"{engine_url}/metrics", None)
+        self._endpoint = Endpoint("127.0.0.1", port, routes, api_key, frozenset({"/health", "/metrics"}))
         self.port = self._endpoint.port
 
     def close(self) -> None:
@@ -63,15 +49,24 @@ def _absent(path: str) -> Handler:
     return lambda _: refusal(501, f"{path}: this release does not have it")
 
 
-def _relayed(url: str) -> Answer:
+def _relay(method: str, url: str, api_key: str | None) -> Handler:
     """What the engine answers; 503 while there is none."""
-    try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
-            return Answer(int(response.status), response.headers["content-type"], response.read())
-    except urllib.error.HTTPError as error:
-        return Answer(error.code, error.headers["content-type"], error.read())
-    except OSError as error:
-        return refusal(503, f"the engine does not answer: {error}")
+    headers = {"Content-Type": "application/json"}
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
+
+    def handler(body: Mapping[str, Any]) -> Answer:
+        data = None if method == "GET" else json.dumps(body).encode()
+        request = urllib.request.Request(url, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=_RELAY_TIMEOUT_S) as response:
+                return Answer(int(response.status), response.headers["content-type"], response.read())
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, error.headers["content-type"], error.read())
+        except OSError as error:
+            return refusal(503, f"the engine does not answer: {error}")
+
+    return handler
 
 
 def _gateway_health(url: str) -> Answer:

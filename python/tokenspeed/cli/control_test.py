@@ -6,19 +6,19 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from tokenspeed.cli.control import ControlServer
-from tokenspeed.observability.endpoint import Answer, Endpoint
+from tokenspeed.observability.endpoint import Answer, Endpoint, json_answer
 
 
 @pytest.fixture
 def control() -> Iterator[ControlServer]:
     server = ControlServer(
-        0, "http://127.0.0.1:9", "http://127.0.0.1:9", lambda: {"version": "1", "server_args": {"seed": None}}
+        0, "http://127.0.0.1:9", "http://127.0.0.1:9", None, lambda: {"version": "1", "server_args": {"seed": None}}
     )
     yield server
     server.close()
@@ -44,15 +44,34 @@ def test_the_metrics_are_the_engines_and_503_while_there_is_none(control: Contro
     assert ask(control, "/metrics")[0] == 503
     text = b"tokenspeed:num_requests_total 1\n"
     engine = Endpoint("127.0.0.1", 0, {("GET", "/metrics"): lambda _: Answer(200, "text/plain; version=1", text)})
-    relay = ControlServer(0, "http://127.0.0.1:9", f"http://127.0.0.1:{engine.port}", dict)
+    relay = ControlServer(0, "http://127.0.0.1:9", f"http://127.0.0.1:{engine.port}", None, dict)
     with urllib.request.urlopen(f"http://127.0.0.1:{relay.port}/metrics", timeout=10) as response:
         assert (response.headers["content-type"], response.read()) == ("text/plain; version=1", text)
     relay.close()
     engine.close()
 
 
-@pytest.mark.parametrize(("path", "status"), [("/update_weights_from_tensor", 501), ("/abort", 501), ("/dance", 404)])
+@pytest.mark.parametrize(
+    ("path", "status"), [("/update_weights_from_tensor", 501), ("/generate", 501), ("/abort", 503), ("/dance", 404)]
+)
 def test_what_is_not_there_is_refused_by_name(control: ControlServer, path: str, status: int) -> None:
     for body in (None, b"{}"):
         answer = ask(control, path, body)
-        assert answer[0] == status and path in answer[1]["message"] and answer[1]["success"] is False
+        assert answer[0] == status and answer[1]["success"] is False
+        assert path in answer[1]["message"] or status == 503
+
+
+def test_controls_are_passed_on_with_their_body_and_the_key_and_the_answer_comes_back() -> None:
+    def pause(body: Mapping[str, Any]) -> Answer:
+        return json_answer(409, {"got": dict(body)})
+
+    engine = Endpoint("127.0.0.1", 0, {("POST", "/pause_generation"): pause}, "s3cret")
+    relay = ControlServer(0, "http://127.0.0.1:9", f"http://127.0.0.1:{engine.port}", "s3cret", dict)
+    assert ask(relay, "/pause_generation", b'{"mode": "keep"}')[0] == 401
+    body, headers = b'{"mode": "keep"}', {"Authorization": "Bearer s3cret"}
+    request = urllib.request.Request(f"http://127.0.0.1:{relay.port}/pause_generation", body, headers)
+    with pytest.raises(urllib.error.HTTPError) as answer:
+        urllib.request.urlopen(request, timeout=10)
+    assert answer.value.code == 409 and json.load(answer.value) == {"got": {"mode": "keep"}}
+    relay.close()
+    engine.close()

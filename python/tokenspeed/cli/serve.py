@@ -169,11 +169,11 @@ def _supervised(split: Split) -> int:
     tokenizer = values["tokenizer"]
     if tokenizer is not None:
         gateway_words += ["--tokenizer-path", str(resolve_model(tokenizer).path)]
-    # One port for every start of the engine, so that scrapers find it again. The user's own, or one of ours.
-    metrics_port = values["metrics_port"] or _proc.free_port()
+    # One port for every start of the engine, so that its callers find it again. The user's own, or one of ours.
+    engine_port = values["rl_control_port"] or _proc.free_port()
     supervisor = Supervisor(
-        supervisor_config(split, parse_launch(gateway_words), metrics_port),
-        engine_arguments=engine_arguments(split, source, worker_url, metrics_port),
+        supervisor_config(split, parse_launch(gateway_words), engine_port),
+        engine_arguments=engine_arguments(split, source, worker_url, engine_port),
         gateway_arguments=["-m", "tokenspeed.cli.smg", "launch", *gateway_words],
         out=sys.stderr,
     )
@@ -184,7 +184,7 @@ def _resolve_source(values: dict[str, Any]) -> ModelSource:
     return resolve_model(values["model"], revision=values["revision"], download_dir=values["download_dir"])
 
 
-def engine_arguments(split: Split, source: ModelSource, worker_url: str, metrics_port: int) -> list[str]:
+def engine_arguments(split: Split, source: ModelSource, worker_url: str, engine_port: int) -> list[str]:
     """What the engine's process is started with: the user's flags, the resolved model, its lane."""
     return [
         "-m",
@@ -197,8 +197,8 @@ def engine_arguments(split: Split, source: ModelSource, worker_url: str, metrics
         *split.engine_words,
         "--data-parallel-rpc-port",
         str(_proc.zmq_handshake_port(worker_url)),
-        "--metrics-port",
-        str(metrics_port),
+        "--rl-control-port",
+        str(engine_port),
     ]
 
 
@@ -221,7 +221,7 @@ def gateway_arguments(split: Split, worker_url: str) -> list[str]:
     return [*words, "--backend", "tokenspeed", "--worker-urls", worker_url]
 
 
-def supervisor_config(split: Split, gateway: GatewayConfig, metrics_port: int) -> SupervisorConfig:
+def supervisor_config(split: Split, gateway: GatewayConfig, engine_port: int) -> SupervisorConfig:
     values = split.supervisor.values
     for dest in ("engine_startup_timeout", "gateway_startup_timeout", "drain_timeout"):
         if not 0 < values[dest] < 1e9:
@@ -229,6 +229,8 @@ def supervisor_config(split: Split, gateway: GatewayConfig, metrics_port: int) -
     if values["engine_restarts"] < 0:
         raise FlagError("--engine-restarts", f"must not be negative, got {values['engine_restarts']}")
     control_port = values["control_port"]
+    if control_port is None and 0 < gateway.port < 65535:
+        control_port = gateway.port + 1
     if control_port is not None and not 0 < control_port < 65536:
         raise FlagError("--control-port", f"{control_port} is not a port")
     return SupervisorConfig(
@@ -239,9 +241,15 @@ def supervisor_config(split: Split, gateway: GatewayConfig, metrics_port: int) -
         gateway_startup_timeout_s=values["gateway_startup_timeout"],
         drain_timeout_s=values["drain_timeout"],
         max_restarts=values["engine_restarts"],
-        engine_url=f"http://{_reachable(split.engine.values['metrics_host'])}:{metrics_port}",
+        engine_url=f"http://{_reachable(split.engine.values['rl_control_host'])}:{engine_port}",
         control_port=control_port,
-        server_args=split.engine.values | split.supervisor.values,
+        control_is_asked="control_port" in split.supervisor.given,
+        control_key=split.engine.values["rl_control_api_key"],
+        server_args={
+            name: value
+            for name, value in (split.engine.values | split.supervisor.values).items()
+            if name != "rl_control_api_key"
+        },
     )
 
 

@@ -45,7 +45,7 @@ def test_the_engine_is_started_with_the_resolved_model_and_its_lane() -> None:
     assert again.engine.values["model"] == "/models/x" and again.engine.values["served_model_name"] == "hub/name"
     assert again.engine.values["seed"] == 3
     assert again.engine.values["data_parallel_rpc_port"] == zmq_handshake_port(URL)
-    assert again.engine.values["metrics_port"] == 9400
+    assert again.engine.values["rl_control_port"] == 9400
 
 
 def test_a_served_name_of_the_user_is_kept() -> None:

@@ -48,6 +48,9 @@ class SupervisorConfig:
     engine_url: str
     """The engine's own HTTP port."""
     control_port: int | None
+    control_is_asked: bool
+    """Whether the user named the port: then it must be had."""
+    control_key: str | None
     server_args: Mapping[str, Any]
     """What the control server tells about the flags."""
 
@@ -124,10 +127,17 @@ class Supervisor:
         facts = {"version": __version__, "base_url": self._config.base_url, "server_args": self._config.server_args}
         try:
             return ControlServer(
-                port, self._config.base_url, self._config.engine_url, lambda: {**self._config.server_args, **facts}
+                port,
+                self._config.base_url,
+                self._config.engine_url,
+                self._config.control_key,
+                lambda: {**self._config.server_args, **facts},
             )
         except OSError as error:
-            raise FlagError("--control-port", f"{port}: {error.strerror}") from None
+            if self._config.control_is_asked:
+                raise FlagError("--control-port", f"{port}: {error.strerror}") from None
+            self._say(f"no control server: port {port}: {error.strerror} (--control-port)")
+            return None
 
     def _wait_ready(self, started_s: float) -> int | None:
         """None once ready; otherwise the exit status."""

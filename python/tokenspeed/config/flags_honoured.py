@@ -286,6 +286,20 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
     _flag("--app-key", "str", None, _OUTPUT, "Label app_key of the engine's metrics."),
 )
 
+_CONTROL = "Control"
+CONTROL_FLAGS: tuple[Flag, ...] = (
+    _flag(
+        "--rl-control-port",
+        "int",
+        None,
+        _CONTROL,
+        "Port of the engine's own control endpoints; 0: a free one. `ts serve` passes them on at --control-port.",
+    ),
+    _flag("--rl-control-host", "str", "127.0.0.1", _CONTROL, "Address that they listen on."),
+    _flag("--rl-control-api-key", "str", None, _CONTROL, "Key that callers must present: Authorization: Bearer <key>."),
+    _flag("--weight-version", "str", "default", _CONTROL, "Name of the weights that the engine starts with."),
+)
+
 _LANE = "Headless engine"
 LANE_FLAGS: tuple[Flag, ...] = (
     _flag("--data-parallel-address", "str", "127.0.0.1", _LANE, "Host of the gateway's handshake."),
@@ -315,5 +329,12 @@ NOTHING_FLAGS: tuple[Flag, ...] = tuple(
 )
 
 HONOURED: tuple[Flag, ...] = (
-    MODEL_FLAGS + DEVICE_FLAGS + SCHEDULER_FLAGS + GRAMMAR_FLAGS + OUTPUT_FLAGS + LANE_FLAGS + NOTHING_FLAGS
+    MODEL_FLAGS
+    + DEVICE_FLAGS
+    + SCHEDULER_FLAGS
+    + GRAMMAR_FLAGS
+    + OUTPUT_FLAGS
+    + CONTROL_FLAGS
+    + LANE_FLAGS
+    + NOTHING_FLAGS
 )

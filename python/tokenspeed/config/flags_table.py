@@ -27,7 +27,8 @@ SUPERVISOR_FLAGS: tuple[Flag, ...] = (
         ("--control-port",),
         "int",
         None,
-        "Loopback port of the control server: /get_server_info, /health. None when not given.",
+        "Loopback port of the control server: /get_server_info, /health, /metrics and the engine's control endpoints. "
+        "When not given: the one behind --port, if it is free.",
         _SUPERVISOR,
     ),
 )

@@ -28,6 +28,7 @@ _DTYPE_NAMES: dict[str, Dtype] = {
     "float": "float32",
     "float32": "float32",
 }
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 # Past these a CPU's share of the pool is address space that nobody uses.
 _CPU_MEMORY_SHARE, _GPU_MEMORY_SHARE = 0.2, 0.9
@@ -157,12 +158,16 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class OperationsConfig:
-    """What operators see of an engine. `metrics_port`: None for no listener, 0 for a free port."""
+    """What operators see of an engine and do to it. Ports: None for no listener, 0 for a free one."""
 
     served_name: str | None
     app_key: str
     metrics_host: str
     metrics_port: int | None
+    control_host: str
+    control_port: int | None
+    control_key: str | None
+    weight_version: str
     kv_events: KvEventsConfig
     """Addresses are this rank's own."""
 
@@ -237,11 +242,17 @@ def _operations(raw: Mapping[str, Any]) -> OperationsConfig:
     port = None if raw["metrics_port"] is None else _within(raw, "metrics_port", 0, 65535)
     if port is None and raw["enable_metrics"]:
         port = 0
+    if raw["rl_control_host"] not in _LOOPBACK and raw["rl_control_api_key"] is None:
+        raise FlagError("--rl-control-host", f"{raw['rl_control_host']} is open to others: give --rl-control-api-key")
     return OperationsConfig(
         served_name=raw["served_model_name"],
         app_key=raw["app_key"] or "",
         metrics_host=raw["metrics_host"],
         metrics_port=port,
+        control_host=raw["rl_control_host"],
+        control_port=None if raw["rl_control_port"] is None else _within(raw, "rl_control_port", 0, 65535),
+        control_key=raw["rl_control_api_key"],
+        weight_version=raw["weight_version"],
         kv_events=_kv_events(raw),
     )
 

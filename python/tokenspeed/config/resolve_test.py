@@ -191,6 +191,7 @@ REFUSED = [
     ("--num-threads 0", LAPTOP, "--num-threads", "[1, 1024]"),
     ("--stream-interval 0", LAPTOP, "--stream-interval", "less than 1"),
     ("--zmq-engine-index 65536", LAPTOP, "--zmq-engine-index", "65535"),
+    ("--rl-control-host 0.0.0.0 --rl-control-port 9", LAPTOP, "--rl-control-host", "--rl-control-api-key"),
     ("--max-cudagraph-capture-size 0", SERVER, "--max-cudagraph-capture-size", "less than 1"),
     ("--cudagraph-capture-sizes 0 4", SERVER, "--cudagraph-capture-sizes", "not sizes"),
     ("--prefill-graph-max-tokens -1", SERVER, "--prefill-graph-max-tokens", "less than 0"),

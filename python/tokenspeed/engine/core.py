@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -34,6 +35,7 @@ from tokenspeed.engine.kv_publisher import KvPublisher
 from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.messages import Frontend
+from tokenspeed.engine.operations import Operations
 from tokenspeed.engine.ports import EnginePorts
 from tokenspeed.engine.records import RequestTable
 from tokenspeed.engine.runner import NOTHING_CAPTURED, ModelRunner
@@ -43,8 +45,10 @@ from tokenspeed.engine.warmup import warm_up
 from tokenspeed.grammar import GrammarCompiler
 from tokenspeed.layers.cache import LayerCache, total_block_bytes
 from tokenspeed.models import KVFormat, LoadOptions, kv_factors, load_model
+from tokenspeed.models.model import Model
 from tokenspeed.observability.engine_metrics import EngineMetrics
 from tokenspeed.sampling import Sampler, SamplerConfig
+from tokenspeed.version import __version__
 from tokenspeed_kernel.registry import KernelError, parse_overrides, set_overrides
 
 logger = logging.getLogger("tokenspeed.engine")
@@ -134,10 +138,47 @@ def build(
         kv_events = KvPublisher(
             config.operations.kv_events, config.lane.engine_index, scheduler, config.memory.block_size
         )
-        loop.after_turn = kv_events.gather
-    return EngineCore(
-        config, loop, executor, num_blocks, late_compiles, grammars, EnginePorts(config.operations, metrics), kv_events
+
+    def load(other: ModelSource, load_format: str) -> Model:
+        with torch.no_grad():  # the mode is a thread's own
+            return load_model(other, served, device, dtype, load_format, options=options)
+
+    operations = Operations(
+        loop,
+        source,
+        model_config,
+        config.operations.weight_version,
+        load if on_cpu else None,
+        runner.replace_model,
     )
+    loop.after_turn = _after_turn(operations, kv_events)
+    facts = _facts(config, num_blocks)
+    ports = EnginePorts(config.operations, metrics, operations, facts)
+    return EngineCore(config, loop, executor, num_blocks, late_compiles, grammars, ports, kv_events)
+
+
+def _after_turn(operations: Operations, kv_events: KvPublisher | None) -> Callable[[], None]:
+    def after_turn() -> None:
+        operations.calls.run()
+        if kv_events is not None:
+            kv_events.gather()
+
+    return after_turn
+
+
+def _facts(config: Config, num_blocks: int) -> dict[str, Any]:
+    """What /get_server_info tells of an engine."""
+    limits = config.scheduler
+    return {
+        "version": __version__,
+        "device": config.device.device,
+        "dtype": config.device.dtype,
+        "num_blocks": num_blocks - 1,
+        "block_size": limits.block_size,
+        "max_total_num_tokens": (num_blocks - 1) * limits.block_size,
+        "max_model_len": limits.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+    }
 
 
 def load_options(config: Config, num_layers: int) -> LoadOptions:

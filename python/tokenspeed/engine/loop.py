@@ -31,6 +31,8 @@ from tokenspeed_cc import Plan, Scheduler
 IDLE_WAIT_S = 0.25
 COMPILE_WAIT_S = 0.002
 """The same while a grammar is being compiled."""
+PAUSED_WAIT_S = 0.02
+"""The same while requests wait for the end of a pause."""
 SIGN_OF_LIFE_S = 0.5
 """While steps settle and no request has anything to say (a long prefill), the load is published this often."""
 
@@ -61,6 +63,9 @@ class EngineLoop:
         self._published_s = 0.0
         self._was_busy = False
         self._load_is_due = False
+        self._paused = False
+        self._held_back = False
+        """Whether a pause is why nothing could be planned."""
         self.after_turn: Callable[[], None] = _nothing
         """Called at the end of every turn; set before the first one only."""
 
@@ -68,8 +73,7 @@ class EngineLoop:
         """Step until `stopped()`; then settle what is in flight. Raises EngineFault."""
         while not stopped():
             self.step()
-        while self._in_flight:
-            self._settle()
+        self.settle_all()
 
     def step(self) -> None:
         self._admit(self.frontend.drain(self._patience_s()))
@@ -82,10 +86,39 @@ class EngineLoop:
         self._publish()
         self.after_turn()
 
+    def pause(self, mode: str) -> None:
+        """As `Scheduler.pause`: "abort", "wait" or "keep"; "abort" also ends who waits for a grammar."""
+        if mode == "abort":
+            self.abort_requests(lambda _: True)
+        self.scheduler.pause(mode)
+        self._paused = True
+
+    def resume(self) -> None:
+        self.scheduler.resume()
+        self._paused = self._held_back = False
+
+    def is_at_rest(self, mode: str) -> bool:
+        """Whether a pause has come about: nothing is in flight and, unless it keeps them, no request runs."""
+        return not self._in_flight and (mode == "keep" or not self.scheduler.load().num_running)
+
+    def abort_requests(self, chosen: Callable[[str], bool]) -> int:
+        """End the live requests whose ids are chosen; how many there were."""
+        records = [record for record in self.requests.all() if chosen(record.rid)]
+        for record in records:
+            self._abort(record)
+        return len(records)
+
+    def settle_all(self) -> None:
+        """Leave no step in flight."""
+        while self._in_flight:
+            self._settle()
+
     def _patience_s(self) -> float:
         """How long to wait for commands: not at all while there is work."""
-        if self._in_flight or self.scheduler.has_work():
+        if self._in_flight or (self.scheduler.has_work() and not self._held_back):
             return 0.0
+        if self._held_back:
+            return PAUSED_WAIT_S
         return COMPILE_WAIT_S if self._admission.num_compiling else IDLE_WAIT_S
 
     def _admit(self, commands: list[Command]) -> None:
@@ -125,9 +158,11 @@ class EngineLoop:
         begun_s = time.perf_counter()
         plan = self.scheduler.plan()
         if plan is None:
-            if not self._in_flight and self.scheduler.has_work():
+            self._held_back = self._paused and not self._in_flight and self.scheduler.has_work()
+            if not self._in_flight and self.scheduler.has_work() and not self._paused:
                 raise EngineFault("requests are waiting, nothing is in flight, and no step can be planned")
             return False
+        self._held_back = False
         planned_s = self.log.took("plan", begun_s)
         self.log.launched(plan)
         self._in_flight.append((plan, self._executor.launch(self._work(plan))))
@@ -180,10 +215,11 @@ class EngineLoop:
             for record, reason in self._outputs.finished:
                 self.log.finished(record, reason)
             self.log.load_changed(self._admission.num_compiling)
-            self.frontend.publish(self._outputs.take(self._load()))
+            self.frontend.publish(self._outputs.take(self.load()))
             self._published_s, self._load_is_due = now_s, False
 
-    def _load(self) -> LoadNumbers:
+    def load(self) -> LoadNumbers:
+        """Requests and KV blocks now. The loop's thread only."""
         load = self.scheduler.load()
         waiting = load.num_waiting + self._admission.num_compiling
         return LoadNumbers(load.num_running, waiting, load.active_blocks, load.total_blocks)

@@ -186,8 +186,8 @@ def test_an_abort_gives_one_terminal_row_and_its_blocks_come_back_with_the_step_
     bench.desk.commands.append(Abort(["a", "nobody", "a"]))
     bench.steps(3)
     assert bench.desk.ends("a") == ["abort"]
-    assert bench.desk.published[-1].load == bench.loop._load()
-    assert (bench.loop._load().num_running, bench.loop._load().active_blocks) == (0, 0)
+    assert bench.desk.published[-1].load == bench.loop.load()
+    assert (bench.loop.load().num_running, bench.loop.load().active_blocks) == (0, 0)
     bench.scheduler.check()
 
 

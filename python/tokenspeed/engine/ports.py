@@ -1,44 +1,69 @@
 # SPDX-License-Identifier: MIT
-"""The engine's own HTTP ports, in every mode: what operators see of it without a gateway.
+"""The engine's own HTTP ports, in every mode: what operators see of it and do to it without a gateway.
 
-Made by `core` once the engine is warm, closed with it. Requests are answered on the endpoint's threads from numbers
-that the loop leaves in the metrics; the loop is never asked and never waits.
+Made by `core` once the engine is warm, closed with it. `/metrics` is answered on the endpoint's threads from numbers
+that the loop leaves there; the loop is never asked. Control calls wait for the loop's next turn.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.resolve import OperationsConfig
+from tokenspeed.engine.control_routes import control_routes
+from tokenspeed.engine.operations import Operations
 from tokenspeed.observability.endpoint import Answer, Endpoint, Routes
 from tokenspeed.observability.engine_metrics import CONTENT_TYPE, EngineMetrics
 
 logger = logging.getLogger("tokenspeed.engine")
 
+_OPEN = frozenset({"/metrics", "/health"})
+
 
 class EnginePorts:
-    """Raises FlagError for a port that cannot be had."""
+    """info: facts for /get_server_info. Raises FlagError for a port that cannot be had."""
 
-    def __init__(self, config: OperationsConfig, metrics: EngineMetrics) -> None:
+    def __init__(
+        self, config: OperationsConfig, metrics: EngineMetrics, operations: Operations, info: Mapping[str, Any]
+    ) -> None:
+        self._operations = operations
         self._metrics: Endpoint | None = None
+        self._control: Endpoint | None = None
+        scraped: Routes = {("GET", "/metrics"): lambda _: Answer(200, CONTENT_TYPE, metrics.render())}
         if config.metrics_port is not None:
-            routes = {("GET", "/metrics"): lambda _: Answer(200, CONTENT_TYPE, metrics.render())}
-            self._metrics = _listen("--metrics-port", config.metrics_host, config.metrics_port, routes)
+            self._metrics = _listen("--metrics-port", config.metrics_host, config.metrics_port, scraped, None)
             logger.info("metrics at http://%s:%d/metrics", config.metrics_host, self._metrics.port)
+        if config.control_port is not None:
+            routes = {**control_routes(operations, lambda: info), **scraped}
+            try:
+                key = config.control_key
+                self._control = _listen("--rl-control-port", config.control_host, config.control_port, routes, key)
+            except FlagError:
+                self.close()
+                raise
+            logger.info("control at http://%s:%d", config.control_host, self._control.port)
 
     @property
     def metrics_port(self) -> int | None:
         return None if self._metrics is None else self._metrics.port
 
+    @property
+    def control_port(self) -> int | None:
+        return None if self._control is None else self._control.port
+
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+        self._operations.calls.close()
+        for endpoint in (self._metrics, self._control):
+            if endpoint is not None:
+                endpoint.close()
+        self._metrics = self._control = None
 
 
-def _listen(flag: str, host: str, port: int, routes: Routes) -> Endpoint:
+def _listen(flag: str, host: str, port: int, routes: Routes, key: str | None) -> Endpoint:
     try:
-        return Endpoint(host, port, routes)
+        return Endpoint(host, port, routes, key, _OPEN)
     except OSError as error:
         raise FlagError(flag, f"{host}:{port}: {error.strerror or error}") from None

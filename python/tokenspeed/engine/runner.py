@@ -156,6 +156,10 @@ class ModelRunner:
         on_cpu = state.device.type == "cpu"
         self._transfer: Transfer = share_memory if on_cpu else PinnedTransfer(state.device, num_buffers)
 
+    def replace_model(self, model: Model) -> None:
+        """Run `model`, of the same shape, from the next step on. No step may be in flight, and none captured."""
+        self._model = model
+
     @torch.inference_mode()
     def run(self, work: StepWork) -> Sampled:
         """Launch one step: copies, forward, sampling. On a GPU it returns before any of it has happened."""

@@ -56,7 +56,11 @@ def test_an_answer_that_a_handler_raises_is_counted_by_its_own_status(running: R
             return (await client.get("/gone")).status
 
     assert asyncio.run(ask()) == 410
-    counted = [line for line in running.request("GET", "/metrics")[2].decode().splitlines() if "smg_http_responses_total" in line]
+    counted = [
+        line
+        for line in running.request("GET", "/metrics")[2].decode().splitlines()
+        if "smg_http_responses_total" in line
+    ]
     assert [line for line in counted if 'path="/gone"' in line and 'status_code="410"' in line]
     assert not [line for line in counted if 'path="/gone"' in line and "499" in line]
 

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""The control endpoints of an engine: paths and bodies on one side, `Operations` on the other.
+
+Paths, bodies and answers are those that trainers know. What this release does not have is 501 by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenspeed.config.control_paths import ABSENT_PATHS
+from tokenspeed.engine.errors import EngineDeadError
+from tokenspeed.engine.operations import OperationError, Operations, text
+from tokenspeed.observability.endpoint import Answer, Handler, json_answer, refusal
+
+Body = Mapping[str, Any]
+
+PAUSE_LIMIT_S = 600.0
+_DONE = {"success": True, "message": "done"}
+
+
+def control_routes(operations: Operations, info: Callable[[], Mapping[str, Any]]) -> dict[tuple[str, str], Handler]:
+    """By (method, path). info: what /get_server_info tells."""
+
+    def loads(_: Body) -> Mapping[str, Any]:
+        load = operations.load_numbers()
+        row = {
+            "dp_rank": 0,
+            "num_reqs": load.num_running + load.num_waiting,
+            "num_waiting_reqs": load.num_waiting,
+            "num_pages": load.active_blocks,
+        }
+        return {"loads": [row]}
+
+    def model_info(_: Body) -> Mapping[str, Any]:
+        return {"model_path": operations.model_path, "weight_version": operations.weight_version}
+
+    gets: dict[str, Callable[[Body], Mapping[str, Any]]] = {
+        "/health": lambda _: {"status": "ok"},
+        "/health_generate": lambda _: {"status": "ok"},
+        "/get_server_info": lambda body: {**info(), **model_info(body)},
+        "/get_model_info": model_info,
+        "/model_info": model_info,
+        "/get_weight_version": lambda _: {"weight_version": operations.weight_version},
+        "/v1/loads": loads,
+        "/flush_cache": lambda body: _flush(operations, body),
+    }
+    posts: dict[str, Callable[[Body], Mapping[str, Any]]] = {
+        "/flush_cache": lambda body: _flush(operations, body),
+        "/pause_generation": lambda body: _pause(operations, body),
+        "/continue_generation": lambda body: _resume(operations, body),
+        "/abort_request": lambda body: _abort(operations, body),
+        "/abort": lambda body: _aborted(operations.abort(text(body, "request_id", None))),
+        "/update_weight_version": lambda body: _name_weights(operations, body),
+        "/update_weights_from_disk": lambda body: _from_disk(operations, body),
+    }
+    routes = {("GET", path): _guarded(run) for path, run in gets.items()}
+    routes |= {("POST", path): _guarded(run) for path, run in posts.items()}
+    return routes | {(method, path): _absent(path) for method in ("GET", "POST") for path in ABSENT_PATHS}
+
+
+def _flush(operations: Operations, _: Body) -> Mapping[str, Any]:
+    operations.flush_cache()
+    return {"success": True, "message": "the prefix cache is empty"}
+
+
+def _pause(operations: Operations, body: Body) -> Mapping[str, Any]:
+    operations.pause(text(body, "mode", "wait"), PAUSE_LIMIT_S)
+    return _DONE
+
+
+def _resume(operations: Operations, _: Body) -> Mapping[str, Any]:
+    operations.resume()
+    return _DONE
+
+
+def _abort(operations: Operations, body: Body) -> Mapping[str, Any]:
+    if body.get("abort_all") is True:
+        return _aborted(operations.abort_all())
+    return _aborted(operations.abort(text(body, "rid", None)))
+
+
+def _aborted(count: int) -> Mapping[str, Any]:
+    return {"success": True, "message": f"{count} aborted", "num_aborted": count}
+
+
+def _name_weights(operations: Operations, body: Body) -> Mapping[str, Any]:
+    operations.set_weight_version(text(body, "new_version", None))
+    return {"success": True, "message": "done", "new_version": operations.weight_version}
+
+
+def _from_disk(operations: Operations, body: Body) -> Mapping[str, Any]:
+    unknown = sorted(body.keys() - {"model_path", "load_format", "weight_version", "flush_cache"})
+    if unknown:
+        raise OperationError(400, f"{unknown[0]}: no such field")
+    version = None if body.get("weight_version") is None else text(body, "weight_version", None)
+    path, load_format = text(body, "model_path", None), text(body, "load_format", "auto")
+    operations.update_from_disk(path, load_format, version)
+    if body.get("flush_cache") is True:
+        operations.flush_cache()
+    return {"success": True, "message": "the new weights serve", "weight_version": operations.weight_version}
+
+
+def _guarded(run: Callable[[Body], Mapping[str, Any]]) -> Handler:
+    def handler(body: Body) -> Answer:
+        try:
+            return json_answer(200, run(body))
+        except OperationError as error:
+            return refusal(error.status, str(error))
+        except (EngineDeadError, TimeoutError) as error:
+            return refusal(503, str(error) or "the engine's loop does not answer")
+
+    return handler
+
+
+def _absent(path: str) -> Handler:
+    return lambda _: refusal(501, f"{path}: this release does not have it")

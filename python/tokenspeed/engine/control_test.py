@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: MIT
+"""The control endpoints through a running engine and real connections: what they do, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tokenspeed.config.control_paths import ABSENT_PATHS
+from tokenspeed.engine.conftest import CONFIG
+from tokenspeed.engine.local_frontend import Delta
+from tokenspeed.engine.offline import Engine
+
+StartEngine = Callable[..., Engine]
+
+PROMPT = [(7 * step) % 300 + 3 for step in range(40)]
+GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
+ENDLESS = {"temperature": 0.0, "max_new_tokens": 900, "ignore_eos": True}
+
+
+def ask(engine: Engine, path: str, body: dict[str, Any] | None = None, key: str | None = None) -> tuple[int, Any]:
+    """GET without a body, POST with one."""
+    url = f"http://127.0.0.1:{engine.ports.control_port}{path}"
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+class Running:
+    """A request under way: its tokens so far and how it ended."""
+
+    def __init__(self, engine: Engine, params: dict[str, Any] = ENDLESS) -> None:
+        self.num_tokens = 0
+        self.finish = ""
+        self._ended = threading.Event()
+        self.rid = (job := engine.job(PROMPT, params)).requests[0].rid
+        engine.frontend.submit(job.requests, self._take)
+
+    def _take(self, deltas: object) -> None:
+        assert isinstance(deltas, list)
+        for delta in deltas:
+            assert isinstance(delta, Delta)
+            self.num_tokens += len(delta.token_ids)
+            self.finish = delta.finish
+            if delta.finish:
+                self._ended.set()
+
+    def begun(self) -> Running:
+        deadline = time.monotonic() + 20
+        while not self.num_tokens:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        return self
+
+    def end(self) -> str:
+        assert self._ended.wait(30)
+        return self.finish
+
+
+def start(start_engine: StartEngine, **options: Any) -> Engine:
+    return start_engine(rl_control_port=0, **options)
+
+
+def answer_of(engine: Engine) -> list[int]:
+    return engine.generate([PROMPT], GREEDY)[0].token_ids
+
+
+def test_it_tells_what_it_is(start_engine: StartEngine, tiny_model: str) -> None:
+    engine = start(start_engine, weight_version="v0")
+    assert ask(engine, "/health") == (200, {"status": "ok"})
+    status, facts = ask(engine, "/get_server_info")
+    assert status == 200 and facts["max_model_len"] == 1024 and facts["num_blocks"] == engine.load().total_blocks
+    assert ask(engine, "/model_info") == (200, {"model_path": tiny_model, "weight_version": "v0"})
+    assert ask(engine, "/get_weight_version") == (200, {"weight_version": "v0"})
+    assert ask(engine, "/v1/loads")[1] == {
+        "loads": [{"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_pages": 0}]
+    }
+
+
+@pytest.mark.parametrize("path", ABSENT_PATHS)
+def test_what_is_not_there_is_refused_by_name(start_engine: StartEngine, path: str) -> None:
+    engine = start(start_engine)
+    bodies: list[dict[str, Any] | None] = [None, {}]
+    for body in bodies:
+        status, answer = ask(engine, path, body)
+        assert status == 501 and path in answer["message"]
+
+
+def test_with_a_key_only_health_and_metrics_are_open(start_engine: StartEngine) -> None:
+    engine = start(start_engine, rl_control_api_key="s3cret")
+    assert ask(engine, "/health")[0] == 200
+    assert ask(engine, "/flush_cache", {})[0] == ask(engine, "/flush_cache", {}, key="other")[0] == 401
+    assert ask(engine, "/flush_cache", {}, key="s3cret")[0] == 200
+    metrics = f"http://127.0.0.1:{engine.ports.control_port}/metrics"
+    with urllib.request.urlopen(metrics, timeout=10) as response:
+        assert b"tokenspeed:num_requests_total" in response.read()
+
+
+def test_the_cache_is_flushed_when_idle_and_kept_while_a_request_runs(start_engine: StartEngine) -> None:
+    engine = start(start_engine)
+    answer_of(engine)
+    running = Running(engine).begun()
+    status, answer = ask(engine, "/flush_cache", {})
+    assert status == 409 and "running" in answer["message"]
+    assert engine.generate([PROMPT], GREEDY)[0].cached_tokens > 0
+    ask(engine, "/abort_request", {"abort_all": True})
+    running.end()
+    deadline = time.monotonic() + 10
+    while ask(engine, "/flush_cache")[0] != 200:
+        assert time.monotonic() < deadline
+    assert engine.generate([PROMPT], GREEDY)[0].cached_tokens == 0
+
+
+def test_pausing_to_keep_freezes_a_request_and_it_goes_on_with_the_same_tokens(start_engine: StartEngine) -> None:
+    engine = start(start_engine)
+    expected = engine.generate([PROMPT], ENDLESS)[0].token_ids
+    running = Running(engine).begun()
+    assert ask(engine, "/pause_generation", {"mode": "keep"})[0] == 200
+    before = running.num_tokens
+    time.sleep(0.3)
+    assert running.num_tokens == before < 900 and not running.finish
+    assert ask(engine, "/v1/loads")[1]["loads"][0]["num_reqs"] == 1
+    assert ask(engine, "/continue_generation", {})[0] == 200
+    assert running.end() == "length" and running.num_tokens == len(expected) == 900
+
+
+def test_pausing_to_wait_lets_the_running_finish_and_queues_the_new(start_engine: StartEngine) -> None:
+    engine = start(start_engine)
+    running = Running(engine, GREEDY).begun()
+    assert ask(engine, "/pause_generation", {})[0] == 200
+    assert running.end() == "length"
+    waiting = Running(engine, GREEDY)
+    time.sleep(0.3)
+    assert waiting.num_tokens == 0
+    assert ask(engine, "/flush_cache", {})[0] == 200  # it holds nothing yet
+    ask(engine, "/continue_generation", {})
+    assert waiting.end() == "length"
+
+
+def test_pausing_to_abort_ends_everyone_and_queues_the_new(start_engine: StartEngine) -> None:
+    engine = start(start_engine)
+    running = [Running(engine).begun(), Running(engine).begun()]
+    assert ask(engine, "/pause_generation", {"mode": "abort"})[0] == 200
+    assert [request.end() for request in running] == ["abort", "abort"]
+    waiting = Running(engine, GREEDY)
+    time.sleep(0.1)
+    assert waiting.num_tokens == 0
+    ask(engine, "/continue_generation", {})
+    assert waiting.end() == "length"
+
+
+def test_a_pause_of_an_unknown_mode_pauses_nothing(start_engine: StartEngine) -> None:
+    engine = start(start_engine)
+    status, answer = ask(engine, "/pause_generation", {"mode": "nap"})
+    assert status == 400 and "nap" in answer["message"]
+    assert len(answer_of(engine)) == 8
+
+
+def test_one_request_is_aborted_by_its_id_and_its_neighbour_goes_on(start_engine: StartEngine) -> None:
+    engine = start(start_engine)
+    first, second = Running(engine).begun(), Running(engine).begun()
+    assert ask(engine, "/abort_request", {"rid": first.rid})[1]["num_aborted"] == 1
+    assert first.end() == "abort"
+    # A choice's id is its request's with a number behind it.
+    assert ask(engine, "/abort", {"request_id": second.rid.rpartition("-")[0]})[1]["num_aborted"] == 1
+    assert second.end() == "abort"
+    assert ask(engine, "/abort_request", {"rid": first.rid})[1]["num_aborted"] == 0
+    status, answer = ask(engine, "/abort_request", {})
+    assert status == 400 and "rid" in answer["message"]
+
+
+def test_a_new_name_of_the_weights_separates_the_prefix_cache(start_engine: StartEngine) -> None:
+    engine = start(start_engine)
+    answer = answer_of(engine)
+    assert ask(engine, "/update_weight_version", {"new_version": "v2"})[0] == 200
+    assert ask(engine, "/get_weight_version")[1] == {"weight_version": "v2"}
+    again = engine.generate([PROMPT], GREEDY)[0]
+    assert (again.token_ids, again.cached_tokens) == (answer, 0)
+    ask(engine, "/update_weight_version", {"new_version": "v2"})
+    assert engine.generate([PROMPT], GREEDY)[0].cached_tokens > 0
+    status, refused = ask(engine, "/update_weight_version", {"new_version": 3})
+    assert status == 400 and "new_version" in refused["message"]
+
+
+def checkpoint(folder: Path, seed: int, **changes: Any) -> str:
+    """A random Llama of the tests' shape on disk."""
+    config: dict[str, Any] = CONFIG | changes
+    generator = torch.Generator().manual_seed(seed)
+    hidden, inner, kv = config["hidden_size"], config["intermediate_size"], 32
+
+    def draw(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) * 0.3
+
+    tensors = {"model.embed_tokens.weight": draw(320, hidden), "model.norm.weight": torch.ones(hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        name = f"model.layers.{layer}"
+        for part, shape in {"q": (hidden, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, hidden)}.items():
+            tensors[f"{name}.self_attn.{part}_proj.weight"] = draw(*shape)
+        for part, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
+            tensors[f"{name}.mlp.{part}_proj.weight"] = draw(*shape)
+        for part in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{name}.{part}.weight"] = torch.ones(hidden)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return str(folder)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_new_weights_answer_as_an_engine_that_started_with_them(
+    start_engine: StartEngine, tmp_path: Path, depth: int
+) -> None:
+    old, new = checkpoint(tmp_path / "old", 1), checkpoint(tmp_path / "new", 2)
+    options: dict[str, Any] = {"load_format": "auto", "overlap_depth": depth}
+    expected = answer_of(start_engine(model=new, **options))
+    engine = start(start_engine, model=old, **options)
+    before = answer_of(engine)
+    assert before != expected
+    running = Running(engine).begun()
+    body = {"model_path": new, "weight_version": "step-2"}
+    assert ask(engine, "/update_weights_from_disk", body)[0] == 200
+    assert ask(engine, "/model_info")[1] == {"model_path": new, "weight_version": "step-2"}
+    after = engine.generate([PROMPT], GREEDY)[0]
+    assert (after.token_ids, after.cached_tokens) == (expected, 0)  # the old blocks of this prompt are not for it
+    assert running.end() == "length" and running.num_tokens == 900  # who ran through the change went on
+    assert answer_of(engine) == expected
+    assert ask(engine, "/update_weights_from_disk", {"model_path": old})[0] == 200
+    assert ask(engine, "/get_weight_version")[1] == {"weight_version": "step-2"}  # a name is kept unless given
+    assert answer_of(engine) == before
+
+
+def test_an_update_that_fails_changes_nothing(start_engine: StartEngine, tmp_path: Path) -> None:
+    old = checkpoint(tmp_path / "old", 1)
+    deeper = checkpoint(tmp_path / "deeper", 2, num_hidden_layers=3)
+    broken = checkpoint(tmp_path / "broken", 3)
+    with open(f"{broken}/model.safetensors", "r+b") as file:
+        file.truncate(file.seek(0, 2) - 5000)
+    engine = start(start_engine, model=old, load_format="auto", weight_version="v1")
+    before = answer_of(engine)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"model_path": deeper, "weight_version": "v2"}, "size"),
+        ({"model_path": broken, "weight_version": "v2"}, "broken"),
+        ({"model_path": str(tmp_path / "nowhere"), "weight_version": "v2"}, "nowhere"),
+        ({"weight_version": "v2"}, "model_path"),
+        ({"model_path": old, "mode": "fast"}, "mode"),
+        ({"model_path": old, "weight_version": 2}, "weight_version"),
+    ]
+    for body, why in wrong:
+        status, answer = ask(engine, "/update_weights_from_disk", body)
+        assert status == 400 and why in answer["message"], answer
+    assert ask(engine, "/model_info")[1] == {"model_path": old, "weight_version": "v1"}
+    again = engine.generate([PROMPT], GREEDY)[0]
+    assert again.token_ids == before and again.cached_tokens > 0
+
+
+def test_a_stopped_engine_no_longer_listens(start_engine: StartEngine) -> None:
+    engine = start(start_engine)
+    port = engine.ports.control_port
+    engine.shutdown()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""What operators and trainers do to a running engine: flush, pause, abort, name the weights, replace them.
+
+Each method is called on an endpoint's thread and reaches the loop through `LoopCalls`, so everything that the loop
+owns is touched between two turns. What cannot be done is an `OperationError` with an HTTP status, and nothing has
+changed then. New weights are loaded beside the running engine and take the old ones' place with no step in flight;
+their number separates the prefix cache, their name changes only once they serve.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tokenspeed.config.model import ModelConfig, load_model_config
+from tokenspeed.config.model_error import ModelError
+from tokenspeed.config.model_source import ModelSource, resolve_model
+from tokenspeed.engine.loop import EngineLoop
+from tokenspeed.engine.loop_calls import LoopCalls
+from tokenspeed.engine.messages import LoadNumbers
+from tokenspeed.models.model import Model
+
+PAUSE_MODES = ("abort", "wait", "keep")
+_POLL_S = 0.02
+
+
+class OperationError(Exception):
+    """The operation was refused; nothing has changed."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Operations:
+    """load: builds a model of a checkpoint as the running one was built; None where its weights cannot be replaced.
+    replace_model: puts it in the runner's place, with nothing in flight."""
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        source: ModelSource,
+        model_config: ModelConfig,
+        weight_version: str,
+        load: Callable[[ModelSource, str], Model] | None,
+        replace_model: Callable[[Model], None],
+    ) -> None:
+        self.calls = LoopCalls()
+        self.model_path = str(source.path)
+        self.weight_version = weight_version
+        self._loop = loop
+        self._model_config = model_config
+        self._load = load
+        self._replace_model = replace_model
+        self._num_versions = 0
+        self._updating = threading.Lock()
+
+    def flush_cache(self) -> None:
+        """Raises OperationError while a request holds blocks."""
+        if not self.calls.call(self._loop.scheduler.flush_cache):
+            raise OperationError(409, "requests are running; nothing was flushed")
+
+    def pause(self, mode: str, timeout_s: float) -> None:
+        """Returns once nothing runs any more. wait: running requests finish first, new ones queue. abort: all that are
+        here end. keep: all stay where they are. Raises OperationError when it takes longer; it is paused then."""
+        if mode not in PAUSE_MODES:
+            raise OperationError(400, f"mode {mode!r} is not one of {', '.join(PAUSE_MODES)}")
+        self.calls.call(lambda: self._loop.pause(mode))
+        deadline_s = time.monotonic() + timeout_s
+        while not self.calls.call(lambda: self._loop.is_at_rest(mode)):
+            if time.monotonic() > deadline_s:
+                raise OperationError(504, f"paused, and requests are still running after {timeout_s:g} s")
+            time.sleep(_POLL_S)
+
+    def resume(self) -> None:
+        self.calls.call(self._loop.resume)
+
+    def abort(self, rid: str) -> int:
+        """End a request and its choices (`rid-0`, `rid-1`); how many there were."""
+        return self.calls.call(lambda: self._loop.abort_requests(lambda known: _belongs(known, rid)))
+
+    def abort_all(self) -> int:
+        return self.calls.call(lambda: self._loop.abort_requests(lambda _: True))
+
+    def load_numbers(self) -> LoadNumbers:
+        return self.calls.call(self._loop.load)
+
+    def set_weight_version(self, version: str) -> None:
+        """The same weights under another name; prefixes are not shared across the change."""
+        with self._update():
+            if version != self.weight_version:
+                self.calls.call(self._next_version)
+                self.weight_version = version
+
+    def update_from_disk(self, model_path: str, load_format: str, version: str | None) -> None:
+        """Serve the checkpoint at `model_path`: all of it or, with OperationError, none. Requests that run through the
+        change go on with the new weights over the KV that they have. version None keeps the name."""
+        if self._load is None:
+            raise OperationError(
+                501, "the weights of a GPU engine are held by its captured graphs; start another engine"
+            )
+        with self._update():
+            try:
+                source = resolve_model(model_path)
+                self._check_shape(load_model_config(source))
+                model = self._load(source, load_format)
+            except ModelError as error:
+                raise OperationError(400, str(error)) from None
+            self.calls.call(lambda: self._swap(model))
+            self.model_path = str(source.path)
+            self.weight_version = self.weight_version if version is None else version
+
+    def _update(self) -> _Exclusive:
+        return _Exclusive(self._updating)
+
+    def _check_shape(self, found: ModelConfig) -> None:
+        """How the numbers are stored may differ; nothing else."""
+        if replace(found, dtype=self._model_config.dtype) != self._model_config:
+            raise OperationError(
+                400, "the checkpoint is of another architecture, or of another size, than the engine's"
+            )
+
+    def _swap(self, model: Model) -> None:
+        self._loop.settle_all()
+        self._replace_model(model)
+        self._next_version()
+
+    def _next_version(self) -> None:
+        self._num_versions += 1
+        self._loop.scheduler.set_weight_version(self._num_versions)
+
+
+class _Exclusive:
+    """One update at a time; a second one is refused rather than queued."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise OperationError(409, "another weight update is under way")
+
+    def __exit__(self, *_exception: object) -> None:
+        self._lock.release()
+
+
+def _belongs(known: str, rid: str) -> bool:
+    head, dash, tail = known.rpartition("-")
+    return known == rid or (dash == "-" and head == rid and tail.isdigit())
+
+
+def text(body: Mapping[str, Any], field: str, default: str | None) -> str:
+    """A field of a request body. Raises OperationError naming it."""
+    value = body.get(field, default)
+    if not isinstance(value, str) or not value:
+        raise OperationError(400, f"{field} must be a non-empty string")
+    return value
