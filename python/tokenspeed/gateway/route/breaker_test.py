@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tokenspeed.gateway.http.errors import ApiError
@@ -151,3 +154,34 @@ def test_a_single_worker_is_never_shed_by_its_own_breaker() -> None:
         answers = [gateway.post(PATH, CHAT) for _ in range(15)]
         assert {(status, body["error"]["code"]) for status, body in answers} == {(500, "engine_refused")}
         assert len(gateway.engines[0].seen.requests) == 15
+
+
+def test_2048_requests_at_once_to_one_worker_wait_or_get_429_and_its_breaker_stays_closed() -> None:
+    opened = threading.Event()
+
+    def gated(request: TokenizedGenerateReqInput) -> Iterator[Step]:
+        while not opened.is_set():
+            yield Step([], delay_s=0.01)
+        yield from replying(ids("x"))(request)
+
+    async def ask_all(url: str) -> tuple[Counter[int], set[str | None]]:
+        statuses, retry_after = Counter[int](), set[str | None]()
+
+        async def ask(session: aiohttp.ClientSession) -> None:
+            async with session.post(url, json=CHAT) as answer:
+                statuses[answer.status] += 1
+                if answer.status == 429:
+                    retry_after.add(answer.headers.get("retry-after"))
+                if statuses.total() == 2048 - 16 - 32:
+                    opened.set()  # all but those that are served or wait have been refused
+
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            await asyncio.gather(*(ask(session) for _ in range(2048)))
+        return statuses, retry_after
+
+    with RunningGateway([gated], ["--max-concurrent-requests", "16", "--queue-size", "32"]) as gateway:
+        assert asyncio.run(ask_all(gateway.url(PATH))) == ({429: 2000, 200: 48}, {"2"})
+        text = gateway.request("GET", "/metrics")[2].decode()
+        assert f'smg_worker_cb_state{{worker="{gateway.urls[0]}"}} 0.0' in text
+        assert 'outcome="failure"' not in text
+        assert gateway.post(PATH, CHAT)[0] == 200

@@ -7,6 +7,7 @@ worker would have had to do as well. With one worker there is nothing to choose,
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from tokenspeed.gateway.route.policy import Asked, Overload, W
@@ -33,8 +34,9 @@ class CacheAware:
         """Branches: hit, spill (the holder is overloaded), miss, single."""
         if len(workers) == 1:
             return workers[0], "single"
-        worker, branch = self._holder(workers, asked.tokens)
-        self._tree.insert(asked.tokens, worker.url)
+        tokens = array("I", asked.tokens)  # once: the tree copies an array by the block
+        worker, branch = self._holder(workers, tokens)
+        self._tree.insert(tokens, worker.url)
         return worker, branch
 
     def forget(self, url: str) -> None:
