@@ -108,7 +108,7 @@ std::vector<uint8_t> DeviceModel::FinishStore(const Transfer& transfer, bool ok,
       if (transfer.kind == TransferKind::kQuery) continue;
     }
     const auto group = static_cast<size_t>(transfer.groups[i]);
-    const auto host = host_cells_[group].begin() + transfer.host_blocks[i] * block_size_;
+    const auto host = host_cells_[group].begin() + int64_t{transfer.host_blocks[i]} * block_size_;
     if (transfer.kind == TransferKind::kGet && done.back() != 0) {
       std::ranges::copy(store_.at(name), host);
       for (const Cell& cell : store_.at(name)) settled_.insert(Settled(cell.prefix, cell.version));

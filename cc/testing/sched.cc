@@ -69,7 +69,7 @@ std::shared_ptr<const Outcome> Sched::settle() {
   const auto outcome = result.value();
   for (size_t i = 0; i < outcome->request_ids.size(); ++i) {
     const int64_t id = outcome->request_ids[i];
-    const auto start = tokens.begin() + outcome->rows[i] * config_.verify_width;
+    const auto start = tokens.begin() + int64_t{outcome->rows[i]} * config_.verify_width;
     outputs_[id].insert(outputs_[id].end(), start, start + outcome->num_tokens[i]);
     if (outcome->finish[i] != 0) ends_[id].push_back(static_cast<Finish>(outcome->finish[i]));
   }

@@ -30,7 +30,7 @@ class Shrinker {
  private:
   bool Try(const Scenario& candidate) {
     const Report report = Replay(candidate, fault_);
-    if (!report.failure || KindOf(*report.failure) != KindOf(*failure_)) return false;
+    if (!report.failure || !failure_ || KindOf(*report.failure) != KindOf(*failure_)) return false;
     best_ = candidate;
     return true;
   }

@@ -12,7 +12,7 @@ cache=${TOKENSPEED_LINT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tokenspeed/lint}
 BUILDIFIER=8.2.1
 BUILDIFIER_SHA512=799fc0abedabe0f7096ba2db3c24fa7df80825f4d4fe062296a233a17d8e2cce273646d00bab5330f64d9fb6871e38463f16cd2efe35ce6e17aadd689422e05f
 
-all=(ruff format mypy clang-format buildifier text docs flags)
+all=(ruff format mypy clang-format clang-tidy buildifier text docs flags)
 fix=
 checks=()
 for word in "$@"; do
