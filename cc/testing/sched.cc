@@ -104,6 +104,11 @@ bool Sched::abort(int64_t id) {
   return ended.has_value();
 }
 
+int32_t Sched::cached(int64_t id) {
+  const auto counters = get().CountersOf(RequestId(id));
+  return counters ? counters->cached_tokens : -1;
+}
+
 Finish Sched::finish(int64_t id) const {
   const auto end = ends_.find(id);
   return end == ends_.end() ? Finish::kNone : end->second.front();

@@ -94,7 +94,7 @@ class Sched {
   const std::vector<int32_t>& output(int64_t id) { return outputs_[id]; }
   Finish finish(int64_t id) const;
   int num_ends(int64_t id) const;
-  int32_t cached(int64_t id) { return get().CountersOf(RequestId(id)).value().cached_tokens; }
+  int32_t cached(int64_t id);  // -1 for a request that nobody knows
   size_t num_in_flight() const { return in_flight_.size(); }
   const SchedulerConfig& config() const { return config_; }
 
