@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`ts COMMAND`: serve, env, kernels, version. Each command's work is in its own module and imported when asked for."""
+"""`ts COMMAND`: serve, eval, env, kernels, version. Each command is a module, imported when asked for."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ usage: ts COMMAND ...
 
   serve [MODEL] [flags]       one engine and one gateway, supervised; `ts serve --help` lists the flags
   serve --headless [flags]    an engine alone, which dials a gateway
+  eval [MODEL] --task T ...   score a model on a file of questions; `ts eval --help` lists tasks and flags
   kernels list                every operation and its solutions
   kernels explain [OP ...]    which kernel runs an operation here, and why the others do not
   kernels tune [--op OP]      measure the solutions and keep the fastest in the tuning table
@@ -33,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from tokenspeed.cli import serve
 
         return reporting("ts serve", lambda: serve.main(rest))
+    if command == "eval":
+        from tokenspeed.cli import eval_command
+
+        return reporting("ts eval", lambda: eval_command.main(rest))
     if command == "kernels":
         return _kernels(rest)
     if command == "env":
@@ -46,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command in ("--help", "-h", "help"):
         print(HELP, end="")
         return 0
-    print(f"ts: error: {command}: no such command (serve, kernels, env, version)", file=sys.stderr)
+    print(f"ts: error: {command}: no such command (serve, eval, kernels, env, version)", file=sys.stderr)
     return USAGE
 
 
