@@ -19,6 +19,7 @@ TOP_K_OFF = -1
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 64
@@ -232,6 +233,9 @@ class SamplingParams:
                 raise RequestError("stop", "invalid_type", f"stop must be strings, got {text!r}")
             if not text:
                 raise RequestError("stop", "invalid_value", "stop has an empty string, which every text contains")
+            if len(text) > MAX_STOP_CHARS:
+                message = f"stop has a string of {len(text)} characters, at most {MAX_STOP_CHARS}"
+                raise RequestError("stop", "invalid_value", message)
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, vocab_size - 1)
 
@@ -329,5 +333,5 @@ def _check_int(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(name, "invalid_type", f"{name} must be an integer, got {value!r}")
     if not low <= value <= high:
-        limits = f"at least {low}" if high == SEED_MAX else f"in [{low}, {high}]"
+        limits = f"at least {low}" if high == SEED_MAX and value < low else f"in [{low}, {high}]"
         raise RequestError(name, "invalid_value", f"{name} must be {limits}, got {value!r}")

@@ -53,6 +53,7 @@ INVALID: list[tuple[str, Any, str]] = [
     ("stop", [1], "invalid_type"),
     ("stop", 1, "invalid_type"),
     ("stop", ["x"] * 65, "invalid_value"),
+    ("stop", ["x" * 1025], "invalid_value"),
     ("stop_token_ids", [VOCAB], "invalid_value"),
     ("stop_token_ids", [-1], "invalid_value"),
     ("stop_token_ids", ["a"], "invalid_type"),
@@ -71,6 +72,11 @@ def test_an_illegal_value_is_refused_with_its_field_and_code(field: str, value: 
         SamplingParams.from_mapping({field: value}).validate(VOCAB, LIMIT)
     assert (caught.value.field, caught.value.code) == (field, code)
     assert field in caught.value.message
+
+
+def test_a_seed_that_is_too_large_is_told_the_limit_that_it_breaks() -> None:
+    with pytest.raises(RequestError, match=r"in \[-9223372036854775808, 9223372036854775807\]"):
+        SamplingParams.from_mapping({"seed": 2**63}).validate(VOCAB, LIMIT)
 
 
 LEGAL: list[dict[str, Any]] = [

@@ -126,6 +126,8 @@ class Server:
         except web.HTTPRequestEntityTooLarge as error:
             too_large = ApiError(413, "request_too_large", f"the body is too large: {error.text}")
             return _error_response(too_large, request.path)
+        except web.RequestPayloadError as error:
+            return _unreadable(error, request)
         except web.HTTPNotFound:
             unknown = ApiError(404, "unknown_url", f"no such endpoint: {request.method} {request.path}")
             return _error_response(unknown, request.path)
@@ -256,3 +258,12 @@ def _error_response(error: ApiError, path: str) -> web.Response:
     """An error in the shape that the clients of this path read."""
     body = messages_error(error) if path.startswith("/v1/messages") else error.body
     return web.Response(body=body, status=error.status, content_type=_JSON, headers=error.headers)
+
+
+def _unreadable(error: web.RequestPayloadError, request: web.Request) -> web.Response:
+    """A body that is not what its headers say. What is left of it cannot be read, so the connection ends with it."""
+    request.content.feed_eof()
+    detail = " ".join(str(error).split()).removeprefix("400, message: ")
+    response = _error_response(invalid("body", "invalid_body", f"the body cannot be read: {detail}"), request.path)
+    response.force_close()
+    return response

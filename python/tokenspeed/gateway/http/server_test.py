@@ -181,6 +181,24 @@ def test_a_body_over_the_limit_is_refused_and_the_next_request_works() -> None:
         assert small.post(PATH, CHAT)[0] == 200
 
 
+def test_a_body_that_is_not_packed_as_its_headers_say_is_the_callers_fault(
+    running: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    packed = {"content-encoding": "gzip"}
+    for path in (PATH, "/v1/tokenize", "/v1/messages"):
+        status, answer = running.post(path, b"no gzip at all" * 100, packed)
+        assert (status, answer["error"]["code"]) == (400, "invalid_body")
+        assert "gzip" in answer["error"]["message"]
+    assert running.post(PATH, CHAT)[0] == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_very_long_stop_string_is_refused_before_any_work_is_done_for_it(running: RunningGateway) -> None:
+    status, answer = running.post(PATH, CHAT | {"stop": ["x" * 1025]})
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_value", "stop")
+    assert running.post(PATH, CHAT | {"stop": ["x" * 1024]})[0] == 200
+
+
 def test_generation_needs_one_of_the_keys_but_health_does_not() -> None:
     with RunningGateway([replying(ids("ok"))], ["--api-key", "k-one", "--api-key", "k-two"]) as locked:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic k-one"}, {"authorization": ""}):

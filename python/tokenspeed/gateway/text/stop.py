@@ -18,7 +18,6 @@ class StopMatcher:
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self._stops = tuple(stops)
-        self._prefixes = frozenset(stop[:k] for stop in stops for k in range(1, len(stop)))
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held = ""
         self.matched: str | None = None
@@ -51,6 +50,7 @@ class StopMatcher:
     def _possible_start(self, buffer: str) -> int:
         """Where the longest end of `buffer` begins that a stop string could begin with."""
         for start in range(max(0, len(buffer) - self._longest + 1), len(buffer)):
-            if buffer[start:] in self._prefixes:
+            tail = buffer[start:]
+            if any(stop.startswith(tail) for stop in self._stops):
                 return start
         return len(buffer)
