@@ -112,10 +112,13 @@ class ObjectCalls(Machine):
         return True
 
     def _give_up(self) -> bool:
-        """What was held is text. The end of the text also ends a call that was announced."""
+        """What was held is text, but for the beginning of one more call of a list that the end of the text cut off.
+        The end of the text also ends a call that was announced."""
+        cut_off = self._object.end is End.OPEN and self._in_list and self._num_calls > 0
         if self._object.announced and self._object.end is End.OPEN:
             self._num_calls += 1
-        self._give_text(self._raw)
+        if not cut_off:
+            self._give_text(self._raw)
         self._raw = ""
         self._object = CallObject(self._tools, self._num_calls)
         self._state = self._content
@@ -133,6 +136,8 @@ class ObjectCalls(Machine):
             self._begin_object()
         elif start.startswith("]") and self._in_list:
             self._in_list, self._buffer = False, start[1:]
+        elif self._in_list and not start:
+            self._state = self._content
         elif end and start.startswith(end):
             self._buffer, self._state = start[len(end) :], self._content
         else:

@@ -309,6 +309,17 @@ def test_harmony_tells_its_channels_apart() -> None:
     assert under_every_cut(by("gpt_oss", "gpt_oss"), text) == Parsed("The answer.", "Think <b>hard</b>.")
 
 
+def test_a_list_of_calls_cut_off_anywhere_after_the_first_leaves_nothing_as_text() -> None:
+
+    def make() -> TextMachine:
+        return Parsers(None, None).forced(TOOLS, True, "", None)
+
+    first, rest = '[{"name": "get_weather", "parameters": {"city": "Rome"}}', ', {"name": "now", "parameters": {}}]'
+    for end in range(len(rest) + 1):
+        for parsed in (feed(make, [first + rest[:end]]), feed(make, list(first + rest[:end]))):
+            assert (parsed.calls[0].name, parsed.text) == ("get_weather", ""), rest[:end]
+
+
 def test_forced_calls_are_read_as_bare_json() -> None:
     text = '[{"name": "get_weather", "parameters": {"city": "Paris", "days": 2}}, {"name": "now", "parameters": {}}]'
     thinking = Parsers("qwen3", "qwen")
