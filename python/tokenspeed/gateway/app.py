@@ -137,7 +137,7 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
             limits.request_timeout_s,
         )
         # A task of the group that dies takes the gateway with it: a fault of ours must not pass unseen.
-        group = await stack.enter_async_context(asyncio.TaskGroup())
+        group = await stack.enter_async_context(_background())
         for task in (keep_alive.run(), _watch(service.gauges, config.health_interval_s)):
             stack.callback(group.create_task(task).cancel)
         keys = KeyCheck(config.api_keys)
@@ -156,6 +156,19 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
             host = config.prometheus_host or config.host
             await _listen(stack, _metrics_app(service), host, config.prometheus_port, None)
         yield service, port
+
+
+@asynccontextmanager
+async def _background() -> AsyncIterator[asyncio.TaskGroup]:
+    """A group of tasks. What keeps the gateway from starting comes out as it is, not packed as the group packs it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as errors:
+        start = errors.subgroup(StartError)
+        if start is None:
+            raise
+        raise start.exceptions[0] from None
 
 
 def _history_backend(config: HistoryConfig) -> Backend:

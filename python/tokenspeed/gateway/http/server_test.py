@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -404,3 +406,14 @@ def test_a_port_in_use_is_reported(running: RunningGateway) -> None:
 
     with pytest.raises(StartError, match=r"cannot listen|cannot be opened"):
         asyncio.run(start())
+
+
+def test_a_port_that_another_program_has_is_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tokenizer(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as other, tempfile.TemporaryDirectory(prefix="gw") as folder:
+        port = other.getsockname()[1]
+        argv = ["--worker-urls", f"ipc://{folder}/w", "--model-path", str(tmp_path), "--host", "127.0.0.1"]
+        assert run(parse_launch([*argv, "--port", str(port), "--history-path", f"{folder}/history.sqlite"])) == 1
+    assert f"smg launch: error: cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
