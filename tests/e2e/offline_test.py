@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tokenspeed import Engine
+from tokenspeed.config.sampling import RequestError
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,13 @@ def test_a_batch_equals_single_runs(engine: Engine) -> None:
     params = {"temperature": 0.7, "seed": 3, "max_new_tokens": 16}
     batch = [output.token_ids for output in engine.generate(prompts, params)]
     assert batch == [engine.generate([prompt], params)[0].token_ids for prompt in prompts]
+
+
+def test_a_text_that_is_no_unicode_is_refused_by_name_and_the_next_one_works(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="no Unicode text") as caught:
+        engine.generate("a\ud800b", {"max_new_tokens": 2})
+    assert (caught.value.field, caught.value.code) == ("prompt", "invalid_value")
+    assert engine.generate("ab", {"max_new_tokens": 2})[0].token_ids
 
 
 def test_an_unknown_model_exits_2_with_one_line_that_names_it() -> None:

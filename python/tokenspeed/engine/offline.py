@@ -207,7 +207,11 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("prompt", "unsupported", "prompt: without a tokenizer, prompts are token ids")
-            prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
+            try:
+                prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
+            except (UnicodeEncodeError, TypeError):
+                message = "the prompt contains characters that are no Unicode text"
+                raise RequestError("prompt", "invalid_value", message) from None
         try:
             token_ids = np.asarray(prompt, dtype=None if len(prompt) else np.int32)
         except (OverflowError, ValueError, TypeError):
@@ -278,9 +282,11 @@ class _Meter:
 
 
 def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """A list of prompts; a lone text or a lone list of ids is one prompt."""
+    """A list of prompts; a lone text or a lone list of ids is one prompt. Raises RequestError."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise RequestError("prompt", "invalid_type", f"prompts must be texts or lists of token ids, got {prompts!r}")
     listed: list[Any] = list(prompts)
     if listed and all(isinstance(item, (int, np.integer)) for item in listed):
         return [listed]

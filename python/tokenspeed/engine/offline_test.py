@@ -125,6 +125,13 @@ def test_a_lone_prompt_and_a_list_of_prompts_both_give_a_list(start_engine: Star
     assert engine.generate([], GREEDY) == []
 
 
+@pytest.mark.parametrize("prompts", [None, 5])
+def test_what_is_neither_a_prompt_nor_several_is_refused_by_name(start_engine: StartEngine, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="prompts must be texts or lists of token ids") as caught:
+        start_engine().generate(prompts, GREEDY)
+    assert (caught.value.field, caught.value.code) == ("prompt", "invalid_type")
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "field", "code"),
     [
