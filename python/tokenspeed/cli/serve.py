@@ -32,7 +32,13 @@ _SUPERVISED_ONLY = (
     "engine_restarts",
     "control_port",
 )
-_LANE_FLAGS = ("data_parallel_address", "data_parallel_rpc_port", "zmq_engine_index")
+_LANE_FLAGS = (
+    "data_parallel_address",
+    "data_parallel_rpc_port",
+    "zmq_engine_index",
+    "zmq_curve_secret_key_file",
+    "zmq_curve_server_key",
+)
 # Words of the gateway's own table that an engine's flag of the same name does not keep from it.
 _GATEWAY_ONLY = {name for flag in GATEWAY_FLAGS for name in flag.names} - {
     name for flag in ENGINE_FLAGS + SUPERVISOR_FLAGS for name in flag.names

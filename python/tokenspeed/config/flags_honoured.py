@@ -305,6 +305,14 @@ LANE_FLAGS: tuple[Flag, ...] = (
     _flag("--data-parallel-address", "str", "127.0.0.1", _LANE, "Host of the gateway's handshake."),
     _flag("--data-parallel-rpc-port", "int", 30500, _LANE, "Port of the gateway's handshake."),
     _flag("--zmq-engine-index", "int", 0, _LANE, "This engine's number on its lane."),
+    _flag(
+        "--zmq-curve-secret-key-file",
+        "str",
+        None,
+        _LANE,
+        "File with this engine's CURVE secret key (Z85): encrypts the lane; its gateway must know the public key.",
+    ),
+    _flag("--zmq-curve-server-key", "str", None, _LANE, "CURVE public key (Z85) of the gateway that is dialled."),
     _flag("--zmq-msgpack", "switch", True, _LANE, "msgpack on the lane. Always so here."),
 )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenspeed.config.curve import GatewayCurve, gateway_curve
 from tokenspeed.config.flags import Flag, FlagError, Kind, help_text, parse_flags
 from tokenspeed.config.gateway_refused import REFUSED
 
@@ -130,6 +131,8 @@ class GatewayConfig:
     api_keys: tuple[str, ...]
     tls_cert: str | None
     tls_key: str | None
+    curve: GatewayCurve | None
+    """Keys of the lanes; None: they are not encrypted."""
     engine_count: int | None
     engine_startup_timeout_s: float
     stall_s: float
@@ -239,6 +242,10 @@ HONOURED: tuple[Flag, ...] = (
     _flag("--prometheus-duration-buckets", "append", (), _LOGS, "upper bounds in seconds of duration histograms"),
     _flag("--api-key", "append", (), _SECURITY, "key that requests must carry; repeatable"),
     _flag("--api-key-file", "str", None, _SECURITY, "file with one key a line"),
+    _flag("--zmq-curve-secret-key-file", "str", None, _SECURITY, "the gateway's CURVE secret key; encrypts every lane"),
+    _flag(
+        "--zmq-curve-peer-keys-file", "str", None, _SECURITY, "CURVE public keys of engines that may dial, one a line"
+    ),
     _flag("--tls-cert-path", "str", None, _SECURITY, "certificate chain of the server"),
     _flag("--tls-key-path", "str", None, _SECURITY, "its private key"),
 )
@@ -294,6 +301,7 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
         api_keys=tuple(values["api_key"]) + _keys_of(values["api_key_file"]),
         tls_cert=values["tls_cert_path"],
         tls_key=values["tls_key_path"],
+        curve=gateway_curve(values["zmq_curve_secret_key_file"], values["zmq_curve_peer_keys_file"]),
         engine_count=values["zmq_engine_count"],
         engine_startup_timeout_s=values["zmq_startup_timeout_secs"],
         stall_s=values["worker_stale_secs"],

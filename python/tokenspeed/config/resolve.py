@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-import msgspec
-
+from tokenspeed.config.curve import EngineCurve, engine_curve
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.hardware import Hardware
-from tokenspeed.config.kv_events import KvEventsConfig, parse_kv_events, rank_endpoint
+from tokenspeed.config.operations import OperationsConfig, operations_of
 from tokenspeed.config.quantization import GGUF_TYPES, QuantGroup, Quantization
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -28,7 +27,6 @@ _DTYPE_NAMES: dict[str, Dtype] = {
     "float": "float32",
     "float32": "float32",
 }
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 # Past these a CPU's share of the pool is address space that nobody uses.
 _CPU_MEMORY_SHARE, _GPU_MEMORY_SHARE = 0.2, 0.9
@@ -157,28 +155,13 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
-class OperationsConfig:
-    """What operators see of an engine and do to it. Ports: None for no listener, 0 for a free one."""
-
-    served_name: str | None
-    app_key: str
-    metrics_host: str
-    metrics_port: int | None
-    control_host: str
-    control_port: int | None
-    control_key: str | None
-    weight_version: str
-    kv_events: KvEventsConfig
-    """Addresses are this rank's own."""
-
-
-@dataclass(frozen=True)
 class LaneConfig:
     """Where a headless engine dials."""
 
     host: str
     port: int
     engine_index: int
+    curve: EngineCurve | None
 
 
 @dataclass(frozen=True)
@@ -228,46 +211,14 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
             raw["enable_log_request_stats"],
             _at_least(raw, "decode_log_interval", 0),
         ),
-        operations=_operations(raw),
+        operations=operations_of(raw),
         lane=LaneConfig(
             raw["data_parallel_address"],
             _within(raw, "data_parallel_rpc_port", 1, 65535),
             _within(raw, "zmq_engine_index", 0, 65535),
+            engine_curve(raw["zmq_curve_secret_key_file"], raw["zmq_curve_server_key"]),
         ),
         offline=OfflineConfig(raw["skip_tokenizer_init"], raw["stream_output"]),
-    )
-
-
-def _operations(raw: Mapping[str, Any]) -> OperationsConfig:
-    port = None if raw["metrics_port"] is None else _within(raw, "metrics_port", 0, 65535)
-    if port is None and raw["enable_metrics"]:
-        port = 0
-    if raw["rl_control_host"] not in _LOOPBACK and raw["rl_control_api_key"] is None:
-        raise FlagError("--rl-control-host", f"{raw['rl_control_host']} is open to others: give --rl-control-api-key")
-    return OperationsConfig(
-        served_name=raw["served_model_name"],
-        app_key=raw["app_key"] or "",
-        metrics_host=raw["metrics_host"],
-        metrics_port=port,
-        control_host=raw["rl_control_host"],
-        control_port=None if raw["rl_control_port"] is None else _within(raw, "rl_control_port", 0, 65535),
-        control_key=raw["rl_control_api_key"],
-        weight_version=raw["weight_version"],
-        kv_events=_kv_events(raw),
-    )
-
-
-def _kv_events(raw: Mapping[str, Any]) -> KvEventsConfig:
-    config = parse_kv_events(raw["kv_events_config"])
-    if not config.publishes:
-        return config
-    rank, replay = _within(raw, "zmq_engine_index", 0, 65535), config.replay_endpoint
-    if not raw["enable_prefix_caching"]:
-        raise FlagError("--kv-events-config", "without prefix caching there is nothing to publish")
-    return msgspec.structs.replace(
-        config,
-        endpoint=rank_endpoint(config.endpoint, rank),
-        replay_endpoint=None if replay is None else rank_endpoint(replay, rank),
     )
 
 

@@ -58,7 +58,7 @@ def run_headless(
         config.memory.block_size,
     )
     address = f"tcp://{config.lane.host}:{config.lane.port}"
-    lane = EngineLane(address, config.lane.engine_index, ready_response(core, served_name))
+    lane = EngineLane(address, config.lane.engine_index, ready_response(core, served_name), 1, config.lane.curve)
     try:
         if not _connect(lane, stop):
             return 0 if stop.is_set else 1

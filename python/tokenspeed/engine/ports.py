@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenspeed.config.flags import FlagError
-from tokenspeed.config.resolve import OperationsConfig
+from tokenspeed.config.operations import OperationsConfig
 from tokenspeed.engine.control_routes import control_routes
 from tokenspeed.engine.operations import Operations
 from tokenspeed.observability.endpoint import Answer, Endpoint, Routes

@@ -113,7 +113,7 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
     # The lanes come first: an engine that is already waiting registers while the tokenizer loads.
     metrics = GatewayMetrics(config.duration_buckets_s or DURATION_BUCKETS_S)
     options = WorkerOptions(
-        LaneOptions(config.engine_count, None, config.engine_startup_timeout_s),
+        LaneOptions(config.engine_count, None, config.engine_startup_timeout_s, config.curve),
         config.stall_s,
         BreakerOptions(**asdict(config.breaker)),
     )

@@ -18,7 +18,9 @@ from collections import Counter
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from tokenspeed.config.curve import EngineCurve
 from tokenspeed.rpc.lane import wire
+from tokenspeed.rpc.lane.curve import secure_engine
 from tokenspeed.rpc.lane.sockets import readable
 from tokenspeed.rpc.lane.wire import AbortRequests, AddRequest, ControlCall, EngineMessage, ReadyResponse
 
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _REPORT_INTERVAL_S = 30.0
 _CLOSE_LINGER_MS = 1000
+_REFUSED_PAUSE_S = 0.5
 
 
 class LaneTimeout(TimeoutError):
@@ -42,10 +45,17 @@ class EngineLane:
     """One rank's connection to a gateway.
 
     `handshake_address` is `tcp://host:port`; `engine_index` is the rank's number on this lane (0..65535);
-    `engine_count` is how many ranks dial in all, told by every rank.
+    `engine_count` is how many ranks dial in all, told by every rank. `curve`: None for a lane without encryption.
     """
 
-    def __init__(self, handshake_address: str, engine_index: int, ready: ReadyResponse, engine_count: int = 1) -> None:
+    def __init__(
+        self,
+        handshake_address: str,
+        engine_index: int,
+        ready: ReadyResponse,
+        engine_count: int = 1,
+        curve: EngineCurve | None = None,
+    ) -> None:
         self.handshake_address = handshake_address
         self.engine_index = engine_index
         self.ready = ready
@@ -55,6 +65,7 @@ class EngineLane:
         self._handshake: tuple[zmq.Socket[bytes], zmq.Socket[bytes]] | None = None
         self._reported_s = 0.0
         self._identity = wire.identity_of(engine_index)
+        self._curve = curve
         self._context = zmq.Context()
         self._input: zmq.Socket[bytes] | None = None
         self._output: zmq.Socket[bytes] | None = None
@@ -65,12 +76,12 @@ class EngineLane:
         goes on with the same dialling, so a loop of short calls is as good as a long one."""
         self._close_data_sockets(linger_ms=0)
         init = self._shake_hands(timeout_s)
-        self._input = self._context.socket(zmq.DEALER)
+        self._input = self._socket(zmq.DEALER)
         self._input.setsockopt(zmq.IDENTITY, self._identity)
         self._input.setsockopt(zmq.RCVHWM, 0)
         self._monitor = self._input.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._input.connect(init.addresses.inputs[0])
-        self._output = self._context.socket(zmq.PUSH)
+        self._output = self._socket(zmq.PUSH)
         self._output.setsockopt(zmq.SNDHWM, 0)
         self._output.connect(init.addresses.outputs[0])
         self._input.send(wire.encode(self.ready))
@@ -115,6 +126,11 @@ class EngineLane:
         if not self._context.closed:
             self._context.term()
 
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        secure_engine(socket, self._curve)
+        return socket
+
     def _push(self, payload: bytes, cause: str) -> None:
         if self._output is None:
             raise LaneLost("the lane is not connected")
@@ -134,8 +150,8 @@ class EngineLane:
         deadline = time.monotonic() + timeout_s
         if self._handshake is None:
             self._handshake = self._dial()
-        socket, monitor = self._handshake
         while True:
+            socket, monitor = self._handshake
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 raise LaneTimeout(f"no gateway answered the handshake at {self.handshake_address}")
@@ -147,14 +163,24 @@ class EngineLane:
                 return init
 
     def _dial(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        socket = self._context.socket(zmq.DEALER)
+        socket = self._socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, self._identity)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         socket.connect(self.handshake_address)
-        socket.send(wire.encode(self._hello))
+        self._say_hello(socket)
         self._reported_s = time.monotonic()
         return socket, monitor
+
+    def _say_hello(self, socket: zmq.Socket[bytes]) -> bool:
+        """False when the gateway does not know our key: it ends the connection for good, at any moment, and a send that
+        waited would wait for ever. The next dial may find that it has learnt the key."""
+        try:
+            socket.send(wire.encode(self._hello), zmq.NOBLOCK)
+        except zmq.Again:
+            self.dropped["refused"] += 1
+            return False
+        return True
 
     def _receive_init(
         self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], timeout_s: float
@@ -164,7 +190,11 @@ class EngineLane:
         if readable(monitor):
             monitor.recv_multipart(zmq.NOBLOCK)
             # Whoever heard the hello is gone; the next one to listen has to hear it too.
-            socket.send(wire.encode(self._hello))
+            if not self._say_hello(socket):
+                self._close_handshake(linger_ms=0)
+                time.sleep(min(timeout_s, _REFUSED_PAUSE_S))
+                self._handshake = self._dial()
+                return None
         if not readable(socket):
             return None
         try:

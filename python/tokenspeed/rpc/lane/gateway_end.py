@@ -21,7 +21,9 @@ from typing import Protocol
 
 import zmq
 
+from tokenspeed.config.curve import GatewayCurve
 from tokenspeed.rpc.lane import address, wire
+from tokenspeed.rpc.lane.curve import ZAP_ADDRESS, judge, secure_gateway
 from tokenspeed.rpc.lane.rank import Rank
 from tokenspeed.rpc.lane.sockets import descriptor, readable
 
@@ -64,6 +66,8 @@ class LaneOptions:
     engine_count: int | None
     handshake_address: str | None
     startup_timeout_s: float
+    curve: GatewayCurve | None = None
+    """None for a lane without encryption."""
 
 
 class GatewayLane:
@@ -86,6 +90,7 @@ class GatewayLane:
         self._calls: dict[int, tuple[asyncio.Future[list[wire.ControlReplySlim]], list[wire.ControlReplySlim]]] = {}
         self._next_call = 0
         self._context = zmq.Context()
+        self._judge: zmq.Socket[bytes] | None = None
         self._handshake: zmq.Socket[bytes] | None = None
         self._input: zmq.Socket[bytes] | None = None
         self._output: zmq.Socket[bytes] | None = None
@@ -101,6 +106,10 @@ class GatewayLane:
         """Bind the sockets and wait for engines. Raises `AddressError` or `zmq.ZMQError` (address in use)."""
         self._loop = asyncio.get_running_loop()
         where = self._options.handshake_address or address.handshake_address(self.url)
+        if self._options.curve is not None:
+            self._judge = self._context.socket(zmq.REP)
+            self._judge.bind(ZAP_ADDRESS)
+            self._watch(self._judge, self._on_peer)
         self._handshake = self._socket(zmq.ROUTER)
         self._handshake.bind(where)
         self._watch(self._handshake, self._on_handshake)
@@ -112,8 +121,9 @@ class GatewayLane:
         if self._context.closed:
             return
         self._close_data("the gateway is stopping")
-        self._close_socket(self._handshake)
-        self._handshake = None
+        for socket in (self._handshake, self._judge):
+            self._close_socket(socket)
+        self._handshake = self._judge = None
         self._context.destroy(linger=100)
         self._set_state(LaneState.CLOSED, "closed")
 
@@ -185,7 +195,12 @@ class GatewayLane:
             # A host that vanishes closes no connection.
             socket.setsockopt(zmq.HEARTBEAT_IVL, _TCP_HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TCP_HEARTBEAT_TIMEOUT_MS)
+        secure_gateway(socket, self._options.curve)
         return socket
+
+    def _on_peer(self, frames: list[bytes]) -> None:
+        assert self._judge is not None and self._options.curve is not None
+        self._judge.send_multipart(judge(frames, self._options.curve))
 
     def _bind_data(self) -> None:
         if self.url.startswith("ipc://"):
