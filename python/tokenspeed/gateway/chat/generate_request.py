@@ -18,7 +18,7 @@ from tokenspeed.gateway.chat.fields import SamplingFields, check_params, convert
 from tokenspeed.gateway.chat.generate_format import GenerateFormat, GenerateShape
 from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
-from tokenspeed.gateway.http.errors import ApiError, invalid
+from tokenspeed.gateway.http.errors import ApiError, in_callers_words, invalid
 
 DEFAULT_MAX_TOKENS = 128
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
@@ -45,10 +45,7 @@ async def generate_job(body: bytes, model: ServedModel, request_id: str) -> Job:
     try:
         return await _job(request, model, request_id)
     except ApiError as error:
-        for theirs, ours in _RENAMED.items():
-            if error.param == ours:
-                raise invalid(theirs, error.code, error.message.replace(ours, theirs)) from None
-        raise
+        raise in_callers_words(error, {ours: theirs for theirs, ours in _RENAMED.items()}) from None
 
 
 async def _job(request: GenerateRequest, model: ServedModel, request_id: str) -> Job:

@@ -22,7 +22,7 @@ from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.messages_format import MessagesFormat
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.chat.tool_use import FunctionChoice, FunctionSpec, NamedChoice, ToolChoice, ToolSpec
-from tokenspeed.gateway.http.errors import invalid
+from tokenspeed.gateway.http.errors import ApiError, in_callers_words, invalid
 
 Blocks = str | list[dict[str, Any]]
 
@@ -80,6 +80,8 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     stream: bool | None = None
 
 
+_NAMES = {"stop": "stop_sequences"}
+"""Fields of chat completions by the names that they have here."""
 _REFUSED = {
     "mcp_servers": "this server calls no tools itself",
     "container": "this server runs no code",
@@ -111,7 +113,10 @@ async def messages_job(body: bytes, model: ServedModel, request_id: str) -> Job:
         return MessagesFormat(Head(request_id, int(time.time()), model.name))
 
     raw = {"messages": messages, "tools": _shown_tools(request.tools)}
-    return await conversation_job(chat, raw, model, f"msg_{request_id}", "messages", make_format)
+    try:
+        return await conversation_job(chat, raw, model, f"msg_{request_id}", "messages", make_format)
+    except ApiError as error:
+        raise in_callers_words(error, _NAMES) from None
 
 
 async def count_tokens(body: bytes, model: ServedModel) -> bytes:

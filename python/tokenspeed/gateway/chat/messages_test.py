@@ -156,6 +156,7 @@ def test_tokens_are_counted_as_the_prompt_would_be(client: anthropic.Anthropic, 
         ({"model": "other"}, 404, "not_found_error", "model"),
         ({"mcp_servers": [{}]}, 400, "invalid_request_error", "mcp_servers"),
         ({"temperature": -1}, 400, "invalid_request_error", "temperature"),
+        ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             400,

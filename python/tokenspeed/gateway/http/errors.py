@@ -75,6 +75,16 @@ def invalid(param: str, code: str, message: str) -> ApiError:
     return ApiError(400, code, message, param)
 
 
+def in_callers_words(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """The error with the names that the caller's API has for our fields; `names` are ours -> theirs."""
+    ours = next((name for name in names if error.param == name or (error.param or "").startswith(f"{name}.")), None)
+    if ours is None or error.param is None:
+        return error
+    param = names[ours] + error.param.removeprefix(ours)
+    message = re.sub(rf"(?<![\w.]){re.escape(ours)}\b", names[ours], error.message)
+    return ApiError(error.status, error.code, message, param, error.retry_after_s)
+
+
 def from_request_error(error: RequestError, names: Mapping[str, str]) -> ApiError:
     """A check of the request failed; `names` are the names that the caller uses for the fields."""
     name = names.get(error.field, error.field)

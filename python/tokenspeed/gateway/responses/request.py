@@ -20,9 +20,18 @@ from tokenspeed.gateway.chat.format import Format
 from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.chat.tool_use import FunctionChoice, FunctionSpec, NamedChoice, ToolChoice, ToolSpec
-from tokenspeed.gateway.http.errors import ApiError, invalid
+from tokenspeed.gateway.http.errors import ApiError, in_callers_words, invalid
 from tokenspeed.gateway.responses.format import ResponsesFormat, Store
 from tokenspeed.gateway.responses.items import Item, as_messages
+
+_NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Fields of chat completions by the names that they have here."""
 
 
 class FunctionTool(msgspec.Struct, frozen=True):
@@ -134,12 +143,7 @@ async def response_job(
     try:
         return await conversation_job(chat, shown, model, response_id, "responses", make_format)
     except ApiError as error:
-        if error.param is None or not error.param.startswith("response_format"):
-            raise
-        param = error.param.replace("response_format.json_schema", "text.format").replace(
-            "response_format", "text.format"
-        )
-        raise invalid(param, error.code, error.message.replace(error.param, param)) from None
+        raise in_callers_words(error, _NAMES) from None
 
 
 def response_object(request: ResponsesRequest, raw: Mapping[str, Any], response_id: str, model: str) -> dict[str, Any]:

@@ -204,6 +204,8 @@ def test_a_conversation_keeps_what_was_said_in_it(client: openai.OpenAI, gateway
         ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "x", "temperature": -1}, "temperature"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"input": "x", "text": {"format": {"type": "yaml"}}}, "text.format.type"),
     ],
