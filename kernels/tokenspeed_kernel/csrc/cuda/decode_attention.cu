@@ -8,7 +8,7 @@
 // alike on both sides, so that a lane reads 16 bytes), values by multiply-add with four columns a
 // lane. The warps' sums meet in shared memory, the parts' in device memory, where the last block of
 // a row and head to arrive adds them up in order and sets the counter back to zero. Loads of all
-// keys and values of a step are in flight together. Launched by attention/cuda_decode.py.
+// keys and values of a step are in flight together. Launched by attention/cuda_paged.py.
 #include "kernels/tokenspeed_kernel/csrc/cuda/vector.cuh"
 
 namespace tokenspeed {

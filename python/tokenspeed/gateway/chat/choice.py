@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenspeed.gateway.text.detokenizer import Detokenizer
-from tokenspeed.gateway.text.parse.events import Event
+from tokenspeed.gateway.text.parse.events import Event, Text
 from tokenspeed.gateway.text.stop import StopMatcher
 from tokenspeed.gateway.text.vocabulary import Vocabulary
 
@@ -58,6 +58,11 @@ class Piece:
     """The tokens that were taken, also those whose text is held back or cut away."""
     events: Sequence[Event]
     """What the text means, in place of `text`, where a parser reads it (`chat.reply`)."""
+
+    @property
+    def meaning(self) -> Sequence[Event]:
+        """The events; text that no parser reads is content."""
+        return self.events or ([Text(self.text)] if self.text else ())
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class MessagesFormat:
 
     def events(self, choice: int, piece: Piece, count: CountTokens) -> bytes:
         """Blocks of the piece; the end is only noted, because `ending` tells it with the final count."""
-        out = b"".join([self._block_events(event) for event in _events_of(piece)])
+        out = b"".join([self._block_events(event) for event in piece.meaning])
         if piece.finish:
             reason, sequence = _stop(piece)
             self._end = {"stop_reason": reason, "stop_sequence": sequence}
@@ -138,10 +138,6 @@ def _usage(usage: Usage, num_output_tokens: int) -> dict[str, int]:
     }
 
 
-def _events_of(piece: Piece) -> Sequence[Event]:
-    return piece.events or ([Text(piece.text)] if piece.text else [])
-
-
 def _stop(piece: Piece) -> tuple[str, str | None]:
     """(stop_reason, stop_sequence)."""
     if piece.finish == "stop" and isinstance(piece.matched, str):
@@ -152,7 +148,7 @@ def _stop(piece: Piece) -> tuple[str, str | None]:
 def _blocks(piece: Piece) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     arguments: dict[int, str] = {}
-    for event in _events_of(piece):
+    for event in piece.meaning:
         last = blocks[-1] if blocks else {"type": ""}
         match event:
             case Text(text) if last["type"] == "text":

@@ -42,7 +42,7 @@ class ResponsesFormat:
 
     def events(self, choice: int, piece: Piece, count: CountTokens) -> bytes:
         """Deltas of the piece; the end is told by `ending`."""
-        out = b"".join([self._take(event) for event in _events_of(piece)])
+        out = b"".join([self._take(event) for event in piece.meaning])
         if piece.finish:
             self._note_finish(piece.finish)
             out += self._close()
@@ -61,7 +61,7 @@ class ResponsesFormat:
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         """The answer in one body."""
         (piece,) = pieces
-        for event in _events_of(piece):
+        for event in piece.meaning:
             self._take(event)
         self._note_finish(piece.finish)
         self._close()
@@ -179,7 +179,3 @@ class ResponsesFormat:
         data = encode_json({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
-
-
-def _events_of(piece: Piece) -> Sequence[Event]:
-    return piece.events or ([Text(piece.text)] if piece.text else [])

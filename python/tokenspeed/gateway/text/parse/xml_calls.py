@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenspeed.gateway.text.parse.events import CallArguments, CallStart
 from tokenspeed.gateway.text.parse.machine import Machine, Markers
@@ -81,17 +81,7 @@ DEEPSEEK_V32 = XmlFormat(
     "</｜DSML｜parameter>",
     trims_lines=False,
 )
-SEED_OSS = XmlFormat(
-    "<seed:tool_call>",
-    "</seed:tool_call>",
-    "<function=",
-    _TO_TAG_END,
-    re.compile(r"\s*<function=(?P<name>[^>\n]*)>"),
-    "</function>",
-    re.compile(r"\s*<parameter=(?P<name>[^>\n]*)>"),
-    "</parameter>",
-    trims_lines=True,
-)
+SEED_OSS = replace(QWEN_CODER, section="<seed:tool_call>", section_end="</seed:tool_call>")
 _LONGEST_TAG = 512
 
 
