@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import openai
 from openai.types.chat import ChatCompletionChunk
@@ -154,3 +155,18 @@ def test_penalties_and_bias_are_honoured(client: openai.OpenAI, model: str) -> N
     forced = client.completions.create(**args, logit_bias={"33": 100}).choices[0].text
     banned = client.completions.create(**args, logit_bias={"33": -100}).choices[0].text
     assert len(set(forced)) == 1 and forced[0] not in banned
+
+
+def test_a_cached_prefix_is_shared_by_requests_of_the_same_salt_only(client: openai.OpenAI, model: str) -> None:
+    args: dict[str, Any] = {"model": model, "prompt": "One salt, one cache. " * 20, "temperature": 0, "max_tokens": 4}
+
+    def cached(salt: str | None) -> tuple[int, str]:
+        answer = client.completions.create(**args, extra_body={"cache_salt": salt})
+        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0, answer.choices[0].text
+
+    first, text = cached("ours")
+    assert first == 0
+    for salt, hits in (("theirs", False), (None, False), ("ours", True), ("theirs", True)):
+        num_cached, same = cached(salt)
+        assert (num_cached > 0, same) == (hits, text)

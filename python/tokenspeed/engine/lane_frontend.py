@@ -7,6 +7,7 @@ again. What a request asks for and this engine does not have is rejected by name
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import Any
 
@@ -107,7 +108,17 @@ def to_add(request: wire.TokenizedGenerateReqInput) -> Add:
         token_ids = np.array(request.input_ids, np.int32)
     except OverflowError:
         raise RequestError("prompt", "invalid_token_id", "prompt: a token id does not fit 32 bits") from None
-    return Add(request.rid, token_ids, _params(request), priority=0, cache_salt=0)
+    priority = request.priority
+    if not -(2**31) <= priority < 2**31:
+        raise RequestError("priority", "invalid_value", f"priority must fit 32 bits, got {priority}")
+    return Add(request.rid, token_ids, _params(request), priority, _salt_number(request.cache_salt))
+
+
+def _salt_number(salt: str | None) -> int:
+    """The scheduler's number of a salt, the same in every engine: 0 for none, else 62 bits of its hash and never 0."""
+    if not salt:
+        return 0
+    return int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8]) >> 2 or 1
 
 
 def _params(request: wire.TokenizedGenerateReqInput) -> SamplingParams:

@@ -73,6 +73,15 @@ def test_every_sampling_field_arrives() -> None:
     params.validate(100, 100)
 
 
+def test_priority_arrives_and_a_salt_is_a_number_that_is_the_same_in_every_engine() -> None:
+    plain, salted = to_add(request()), to_add(request(priority=-5, cache_salt="a"))
+    assert (plain.priority, plain.cache_salt) == (0, 0)
+    assert (salted.priority, salted.cache_salt) == (-5, 0x32A5E044B286EF72)
+    assert to_add(request(cache_salt="b")).cache_salt not in (0, salted.cache_salt)
+    with pytest.raises(RequestError, match="priority must fit"):
+        to_add(request(priority=2**31))
+
+
 @pytest.mark.parametrize("greedy", [{"temperature": 1.0, "top_k": 1}, {"temperature": 1e-7}, {"temperature": 0.0}])
 def test_every_spelling_of_greedy_is_greedy(greedy: dict[str, Any]) -> None:
     assert to_add(request(greedy)).params.temperature == 0

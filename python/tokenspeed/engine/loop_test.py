@@ -215,6 +215,17 @@ def test_an_id_in_use_is_rejected_and_free_again_afterwards() -> None:
     assert bench.add("a").steps(12).desk.ends("a") == ["length", "length"]
 
 
+def test_of_those_who_wait_the_lowest_priority_runs_first() -> None:
+    bench = Bench(0)
+    for rid, priority in (("plain", 0), ("late", 3), ("urgent", -3)):
+        prompt = np.arange(32, dtype=np.int32)  # fills a step
+        params = SamplingParams(max_new_tokens=1)
+        bench.desk.commands.append(Add(rid, prompt, params, priority, cache_salt=len(rid)))
+    bench.steps(6)
+    order = [rid for output in bench.desk.published for rid in output.rids]
+    assert order == ["urgent", "plain", "late"]
+
+
 def test_the_loop_waits_only_when_there_is_nothing_to_do() -> None:
     desk = Bench(1).steps(1).add("a").steps(10).steps(2).desk
     assert desk.waits[0] > 0 and desk.waits[-1] > 0

@@ -13,7 +13,14 @@ import msgspec
 
 from tokenspeed.config.sampling import RequestError, SamplingParams
 from tokenspeed.gateway.chat.choice import TextRules
-from tokenspeed.gateway.chat.fields import SamplingFields, check_params, parse_body, sampling_params, usage_options
+from tokenspeed.gateway.chat.fields import (
+    SamplingFields,
+    check_params,
+    handling,
+    parse_body,
+    sampling_params,
+    usage_options,
+)
 from tokenspeed.gateway.chat.format import ChatFormat, Format, Head
 from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
@@ -90,6 +97,7 @@ async def conversation_job(
         endpoint=endpoint,
         prompts=[prompt],
         params=params,
+        handling=handling(request.priority, request.cache_salt),
         max_tokens=params.max_new_tokens,
         default_max_tokens=None,
         candidates=params.n,

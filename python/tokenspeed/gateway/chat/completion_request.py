@@ -8,7 +8,14 @@ from dataclasses import replace
 
 from tokenspeed.config.sampling import MAX_CHOICES
 from tokenspeed.gateway.chat.choice import TextRules
-from tokenspeed.gateway.chat.fields import SamplingFields, check_params, parse_body, sampling_params, usage_options
+from tokenspeed.gateway.chat.fields import (
+    SamplingFields,
+    check_params,
+    handling,
+    parse_body,
+    sampling_params,
+    usage_options,
+)
 from tokenspeed.gateway.chat.format import CompletionFormat, Head
 from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
@@ -63,6 +70,7 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
         endpoint="completions",
         prompts=prompts,
         params=params,
+        handling=handling(request.priority, request.cache_salt),
         max_tokens=params.max_new_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         candidates=candidates,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,12 +24,42 @@ from tokenspeed.gateway.text.tokenizer import Tokenizer
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+MAX_PRIORITY = 2**31 - 1
+MAX_SALT = 1024
+"""Characters."""
+
 
 class StreamOptions(msgspec.Struct, frozen=True):
     """What a stream tells beside the text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+
+
+@dataclass(frozen=True)
+class Handling:
+    """How the engine handles a request beside its tokens."""
+
+    priority: int
+    """Lower runs first; 0 is everybody's."""
+    cache_salt: str | None
+    """Cached prefixes are shared only among requests with the same salt."""
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The lane's columns that say it; empty where there is nothing to say."""
+        given = {"priority": self.priority, "cache_salt": self.cache_salt}
+        return {name: value for name, value in given.items() if value}
+
+
+def handling(priority: int | None, cache_salt: str | None) -> Handling:
+    """From the fields of these names, of whatever API. Raises `ApiError` 400."""
+    if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise invalid("priority", "invalid_value", f"priority must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]")
+    if cache_salt and len(cache_salt) > MAX_SALT:
+        message = f"cache_salt has {len(cache_salt)} characters, at most {MAX_SALT}"
+        raise invalid("cache_salt", "string_above_max_length", message)
+    return Handling(priority or 0, cache_salt or None)
 
 
 class SamplingFields(ConstraintFields, frozen=True, kw_only=True):
@@ -61,6 +92,8 @@ class SamplingFields(ConstraintFields, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     return_token_ids: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -113,8 +146,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "media_io_kwargs": (({},), "only text is understood"),
     "lora_path": ((), _LORA),
     "lora_adapter": ((), _LORA),
-    "priority": ((0,), "requests have one priority"),
-    "cache_salt": (("",), "the prefix cache is not partitioned"),
+    "extra_key": (("",), "use cache_salt"),
     "session_params": (({},), "sessions are not available"),
     "kv_transfer_params": (({},), "this server is not disaggregated"),
     "bootstrap_host": ((), "this server is not disaggregated"),

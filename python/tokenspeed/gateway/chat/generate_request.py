@@ -14,7 +14,7 @@ import msgspec
 
 from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.completion_request import MAX_PROMPTS
-from tokenspeed.gateway.chat.fields import SamplingFields, check_params, convert, parse_body, sampling_params
+from tokenspeed.gateway.chat.fields import SamplingFields, check_params, convert, handling, parse_body, sampling_params
 from tokenspeed.gateway.chat.generate_format import GenerateFormat, GenerateShape
 from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
@@ -37,6 +37,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs_num: int | None = None
     return_text_in_logprobs: bool | None = None
     logprob_start_len: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
 
 
 async def generate_job(body: bytes, model: ServedModel, request_id: str) -> Job:
@@ -73,6 +75,7 @@ async def _job(request: GenerateRequest, model: ServedModel, request_id: str) ->
         endpoint="generate",
         prompts=prompts,
         params=params,
+        handling=handling(request.priority, request.cache_salt),
         max_tokens=params.max_new_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         candidates=params.n,

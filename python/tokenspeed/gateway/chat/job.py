@@ -16,7 +16,7 @@ from tokenspeed.config.sampling import (
     room_for_output,
 )
 from tokenspeed.gateway.chat.choice import TextRules
-from tokenspeed.gateway.chat.fields import SamplingFields, caller_names
+from tokenspeed.gateway.chat.fields import Handling, SamplingFields, caller_names
 from tokenspeed.gateway.chat.format import Format
 from tokenspeed.gateway.chat.reply import ReplyRules
 from tokenspeed.gateway.http.errors import from_request_error
@@ -41,6 +41,7 @@ class Job:
     """For metrics: "chat" or "completions"."""
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
+    handling: Handling
     max_tokens: int | None
     """What was asked for; None: `default_max_tokens`, or less where there is less room."""
     default_max_tokens: int | None
@@ -100,10 +101,12 @@ class Job:
             token_ids_logprob=None,
             stream=self.stream,
         )
-        if self.params.custom_logit_processor is None:
+        more = dict(self.handling.columns)
+        if params.custom_logit_processor is not None:
+            more["custom_logit_processor"] = params.custom_logit_processor
+        if not more:
             return plain
-        columns = {name: getattr(plain, name) for name in plain.__struct_fields__}
-        return TokenizedGenerateReqInput(**columns, custom_logit_processor=self.params.custom_logit_processor)
+        return TokenizedGenerateReqInput(**{name: getattr(plain, name) for name in plain.__struct_fields__}, **more)
 
 
 def check_room(

@@ -21,7 +21,7 @@ from tokenspeed.gateway.chat.answer import Answer
 from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.http.admission import Admission
-from tokenspeed.gateway.http.errors import ApiError
+from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.http.gauges import WorkerGauges
 from tokenspeed.gateway.http.sse import EventStream, KeepAlive
 from tokenspeed.gateway.route.breaker import is_fault
@@ -117,7 +117,11 @@ class Service:
         """A fresh generation on the worker that the policy chooses. Raises `ApiError` 503 without one."""
         worker, branch = self.router.pick(run.asked, run.tried)
         self.metrics.worker_selected(self.model.name, self.router.policy.name, branch)
-        return Generation(worker, run.job.requests(number, worker.lane.ready_response.max_model_len))
+        engine = worker.lane.ready_response
+        for column in run.job.handling.columns:
+            if not engine.declares("TokenizedGenerateReqInput", column):
+                raise invalid(column, "unsupported_parameter", f"{column}: the engine behind this server lacks it")
+        return Generation(worker, run.job.requests(number, engine.max_model_len))
 
     @contextmanager
     def judged(self, worker: Worker) -> Iterator[None]:

@@ -89,6 +89,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     max_tool_calls: int | None = None
     text: dict[str, Any] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
 
     @property
     def conversation_id(self) -> str | None:
@@ -189,6 +191,8 @@ def _chat_request(request: ResponsesRequest, messages: Sequence[Mapping[str, Any
         temperature=request.temperature,
         top_p=request.top_p,
         stream=request.stream,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
         reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
         tools=[
             ToolSpec("function", FunctionSpec(tool.name, tool.description, tool.parameters, tool.strict))

@@ -106,6 +106,12 @@ class TokenizedGenerateReqInput(msgspec.Struct, array_like=True, frozen=True, ta
     multimodal_inputs: Any = None
     validation_error: str | None = None
     data_parallel_rank: int | None = None
+    priority: int = 0
+    """Lower runs first. This column and those behind it are ours: sent to engines that declare them."""
+    cache_salt: str | None = None
+    """Prompts share cached prefixes with those of the same salt only."""
+    traceparent: str | None = None
+    """The caller's span, in W3C's form."""
 
 
 class PlainGenerateReqInput(msgspec.Struct, array_like=True, frozen=True, tag="TokenizedGenerateReqInput"):
