@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from tokenspeed_kernel import cuda_driver
 from tokenspeed_kernel.attention import cuda_paged
 from tokenspeed_kernel.cuda_driver import Image, fatbin_for, read_fatbin
+from tokenspeed_kernel.cuda_memory import _Memory
 from tokenspeed_kernel.gemm import cuda_skinny
 from tokenspeed_kernel.norm.cuda_norm import plan
 from tokenspeed_kernel.registry import Platform, explain
@@ -178,3 +181,19 @@ def test_attention_of_a_usual_model_is_cuda_on_hopper_and_triton_elsewhere(fatbi
     assert winner(HOPPER) == ["cuda_bf16"]
     assert winner(HOPPER, windowed=True) == winner(HOPPER, head_dim=64) == winner(HOPPER, sinks=True) == ["triton"]
     assert winner(Platform("x86_64", frozenset(), (8, 0), "A")) == ["triton"]
+
+
+def test_what_a_tensor_holds_of_its_owner_goes_without_a_collection() -> None:
+    class Owner:
+        pass
+
+    owner = Owner()
+    held, memory = weakref.ref(owner), _Memory(4096, (16,), torch.uint8, owner)
+    assert memory.__cuda_array_interface__["data"] == (4096, False)
+    gc.collect()
+    gc.disable()
+    try:
+        del owner, memory
+        assert held() is None
+    finally:
+        gc.enable()

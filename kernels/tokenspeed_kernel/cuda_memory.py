@@ -151,11 +151,18 @@ def view_of_address(
 
     dtype: uint8, int32, int64 or float32.
     """
-    description: dict[str, Any] = {
-        "shape": shape,
-        "typestr": _TYPE_CODES[dtype],
-        "data": (address, False),
-        "version": 2,
-    }
-    holder = type("Memory", (), {"__cuda_array_interface__": description, "owner": owner})()
-    return torch.as_tensor(holder, device=device)
+    return torch.as_tensor(_Memory(address, shape, dtype, owner), device=device)
+
+
+class _Memory:
+    """What torch makes a tensor of, and holds for as long as it lives. In no cycle: a collector does not see what
+    torch holds, so `owner` would be freed one collection late."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: torch.dtype, owner: object) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": shape,
+            "typestr": _TYPE_CODES[dtype],
+            "data": (address, False),
+            "version": 2,
+        }

@@ -8,10 +8,12 @@ what is left, then every path that traffic can reach is run once (`warmup`), and
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +35,7 @@ from tokenspeed.engine.gpu_start import start_gpu
 from tokenspeed.engine.grammars import grammar_compiler
 from tokenspeed.engine.kv_publisher import KvPublisher
 from tokenspeed.engine.local_frontend import LocalFrontend
-from tokenspeed.engine.loop import EngineLoop
+from tokenspeed.engine.loop import EngineLoop, nothing
 from tokenspeed.engine.messages import Frontend
 from tokenspeed.engine.operations import Operations
 from tokenspeed.engine.ports import EnginePorts
@@ -73,7 +75,9 @@ class EngineCore:
     kv_events: KvPublisher | None
 
     def close(self) -> None:
-        """End the threads; nothing may be in flight."""
+        """End the threads; nothing may be in flight. What the engine holds goes with the last reference to it: no
+        cycle is left."""
+        self.loop.after_turn = nothing
         self.executor.close()
         self.late_compiles.stop()
         self.grammars.close()
@@ -216,6 +220,14 @@ def prepare_device(device: DeviceConfig) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
+def release_memory(device: DeviceConfig) -> None:
+    """Give back what a closed engine held that nobody refers to any more, and what torch keeps of it for later."""
+    if device.device == "cpu":
+        return
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def scheduler_config(limits: SchedulerLimits, num_blocks: int) -> tokenspeed_cc.SchedulerConfig:
     return tokenspeed_cc.SchedulerConfig(
         num_blocks=num_blocks,
@@ -248,28 +260,31 @@ class LoopThread:
     """Runs a loop on its own thread until `stop`; a death reaches every caller of the in-process frontend."""
 
     def __init__(self, core: EngineCore, frontend: LocalFrontend) -> None:
-        self._core = core
         self._frontend = frontend
         self._stopping = threading.Event()
-        self._cause: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(core,), name="engine-loop", daemon=True)
         self._thread.start()
 
-    def stop(self, timeout_s: float = 30.0) -> None:
-        """End the loop after the steps in flight. May be called twice."""
+    def stop(self, timeout_s: float = 30.0) -> bool:
+        """End the loop after the steps in flight. May be called twice. False: it still runs."""
         self._stopping.set()
         self._frontend.wake()
         self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
-    def _run(self) -> None:
+    def _run(self, core: EngineCore) -> None:
+        cause: BaseException | None = None
         try:
-            self._core.loop.run(self._stopping.is_set)
+            core.loop.run(self._stopping.is_set)
         except BaseException as error:
             logger.error("the engine's loop died", exc_info=error)
-            self._cause = error
+            # Callers keep the error, and its frames, this one too, would keep a device's memory.
+            traceback.clear_frames(error.__traceback__)
+            cause = error
         finally:
-            self._core.close()
-            self._frontend.fail(self._cause)
+            core.close()
+            del core
+            self._frontend.fail(cause)
 
 
 def set_frontend(core: EngineCore, frontend: Frontend) -> None:

@@ -30,6 +30,7 @@ from tokenspeed.engine.runner import Captured
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.layers.cache import LayerCache, total_block_bytes
 from tokenspeed.models.model import Model
+from tokenspeed.models.shortage import asked_bytes
 from tokenspeed.sampling import Sampler
 
 logger = logging.getLogger("tokenspeed.engine")
@@ -57,11 +58,11 @@ def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: S
     most = total // block_bytes + memory.PADDING_BLOCKS
     pool = ReservedPool(layers, most, device)
     caches = pool.grow(1)
-    with _out_of_memory_names("--chunked-prefill-size"):
+    with _out_of_memory_names("--chunked-prefill-size", device):
         activations = _worst_step_bytes(model, sampler, state, caches, limits)
         _compile_eager_steps(model, state, caches, limits)
     before_graphs = _used_bytes(device)
-    with _out_of_memory_names("--max-num-seqs or --max-cudagraph-capture-size"):
+    with _out_of_memory_names("--max-num-seqs or --max-cudagraph-capture-size", device):
         captured = _capture(config, model, sampler, state, caches)
     after_graphs = _used_bytes(device)
     parts = memory.GpuParts(total, after_graphs, activations + activations // _FRAGMENTATION)
@@ -143,12 +144,16 @@ def _eager_times(model: Model, batch: ForwardBatch) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def _out_of_memory_names(flag: str) -> Iterator[None]:
+def _out_of_memory_names(flag: str, device: torch.device) -> Iterator[None]:
     """An allocation that fails inside is an OutOfMemory that names the flag to lower."""
+    free, total = (number / 2**30 for number in torch.cuda.mem_get_info(device))
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise OutOfMemory(f"{flag}: the GPU has no room for it beside the weights; lower it") from None
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"{flag}: beside the weights {free:.1f} of the GPU's {total:.1f} GiB are free, and what it asks for takes "
+            f"more (a tensor of {asked_bytes(error) / 2**30:.1f} GiB had no room); lower it"
+        ) from None
 
 
 @torch.inference_mode()

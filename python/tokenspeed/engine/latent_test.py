@@ -92,4 +92,5 @@ def test_the_pool_counts_the_bytes_of_latents(start_engine: StartEngine) -> None
     num_blocks = 50
     gib = num_blocks * 16 * TOKEN_BYTES / 2**30
     engine = start_engine(max_total_tokens=None, kv_cache_gib=gib * 1.001)
+    assert engine._core is not None
     assert engine._core.num_blocks == num_blocks + 1, "and block 0, which is never handed out"

@@ -66,7 +66,7 @@ class EngineLoop:
         self._paused = False
         self._held_back = False
         """Whether a pause is why nothing could be planned."""
-        self.after_turn: Callable[[], None] = _nothing
+        self.after_turn: Callable[[], None] = nothing
         """Called at the end of every turn; set before the first one only."""
 
     def run(self, stopped: Callable[[], bool]) -> None:
@@ -225,5 +225,5 @@ class EngineLoop:
         return LoadNumbers(load.num_running, waiting, load.active_blocks, load.total_blocks)
 
 
-def _nothing() -> None:
-    return
+def nothing() -> None:
+    """What is called after a turn where nobody asked for anything."""

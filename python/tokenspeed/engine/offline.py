@@ -12,6 +12,7 @@ import queue
 import secrets
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -29,7 +30,7 @@ from tokenspeed.config.resolve import resolve
 from tokenspeed.config.sampling import RequestError, SamplingParams, derive_seed
 from tokenspeed.engine.admission import check_processor, check_request, check_token_ids
 from tokenspeed.engine.choice import Choice, ChoiceBuilder, TokenLogprob
-from tokenspeed.engine.core import LoopThread, build, set_frontend
+from tokenspeed.engine.core import EngineCore, LoopThread, build, release_memory, set_frontend
 from tokenspeed.engine.errors import EngineDeadError
 from tokenspeed.engine.local_frontend import Delta, LocalFrontend
 from tokenspeed.engine.messages import Add, LoadNumbers
@@ -127,10 +128,18 @@ class Engine:
             named = resolve_model(values["tokenizer"]) if values["tokenizer"] else source
             self.tokenizer = load_tokenizer(named.path)
         self._frontend = LocalFrontend()
-        self._core = build(self.config, source, self.model_config, machine, progress=lambda _: None)
-        set_frontend(self._core, self._frontend)
+        try:
+            core = build(self.config, source, self.model_config, machine, progress=lambda _: None)
+        except BaseException as error:
+            # Whoever keeps the error, as a notebook does, shall not keep the weights.
+            traceback.clear_frames(error.__traceback__)
+            release_memory(self.config.device)
+            raise
+        set_frontend(core, self._frontend)
         self._numbers = itertools.count()
-        self._thread = LoopThread(self._core, self._frontend)
+        self._late_compiles = core.late_compiles
+        self._core: EngineCore | None = core
+        self._thread = LoopThread(core, self._frontend)
 
     def __enter__(self) -> Engine:
         return self
@@ -141,8 +150,10 @@ class Engine:
         self.shutdown()
 
     def shutdown(self) -> None:
-        """End the loop; whoever waits gets EngineDeadError. May be called twice."""
-        self._thread.stop()
+        """End the loop and give its memory back; whoever waits gets EngineDeadError. May be called twice."""
+        if self._thread.stop() and self._core is not None:
+            self._core = None
+            release_memory(self.config.device)
 
     def generate(
         self,
@@ -229,17 +240,24 @@ class Engine:
     @property
     def late_compiles(self) -> int:
         """Kernels that were compiled or loaded after the engine was ready; a promise is that it stays 0."""
-        return self._core.late_compiles.count
+        return self._late_compiles.count
 
     @property
     def ports(self) -> EnginePorts:
-        """Where the engine listens for operators, if it does."""
-        return self._core.ports
+        """Where the engine listens for operators, if it does. Raises EngineDeadError once it has stopped."""
+        return self._running().ports
 
     def load(self) -> LoadNumbers:
-        """Requests and KV blocks at this moment (read beside the running loop, so approximate under load)."""
-        load = self._core.loop.scheduler.load()
+        """Requests and KV blocks at this moment (read beside the running loop, so approximate under load).
+
+        Raises EngineDeadError once it has stopped."""
+        load = self._running().loop.scheduler.load()
         return LoadNumbers(load.num_running, load.num_waiting, load.active_blocks, load.total_blocks)
+
+    def _running(self) -> EngineCore:
+        if self._core is None:
+            raise EngineDeadError("the engine has stopped")
+        return self._core
 
     def _collect(
         self, jobs: list[Job], mailbox: queue.SimpleQueue[list[Delta] | EngineDeadError], progress: bool

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,9 +36,11 @@ def check_idle(engine: Engine) -> None:
     while engine.load().active_blocks or engine.load().num_running:
         assert time.monotonic() < deadline, engine.load()
         time.sleep(0.005)
+    assert engine._core is not None
+    loop = engine._core.loop
     engine.shutdown()
-    engine._core.loop.scheduler.check()
-    assert not engine._core.loop.requests
+    loop.scheduler.check()
+    assert not loop.requests
 
 
 @pytest.mark.parametrize(
@@ -221,11 +225,67 @@ def test_a_dying_loop_tells_the_waiting_caller_and_every_later_one(start_engine:
     def broken(_batch: Any) -> Any:
         raise FloatingPointError("a kernel fell over")
 
-    engine._core.executor._runner._model.hidden = broken  # type: ignore[attr-defined]
+    engine._core.executor._runner._model.hidden = broken  # type: ignore[union-attr]
     with pytest.raises(EngineDeadError, match="a kernel fell over"):
         engine.generate([[5]], GREEDY)
     with pytest.raises(EngineDeadError):
         engine.generate([[5]], GREEDY)
+
+
+def held_by(engine: Engine) -> dict[str, weakref.ref[Any]]:
+    """What takes memory in a running engine, without keeping it."""
+    assert engine._core is not None
+    runner: Any = engine._core.executor._runner  # type: ignore[attr-defined]
+    parts = {"loop": engine._core.loop, "model": runner._model, "sampler": runner._sampler, "kv": runner._caches[0][0]}
+    return {name: weakref.ref(part) for name, part in parts.items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap_depth": 0}], ids=str)
+def test_a_stopped_engine_holds_no_memory(start_engine: StartEngine, options: dict[str, Any]) -> None:
+    engine = start_engine(**options)
+    engine.generate(PROMPTS, DRAWN)
+    held = held_by(engine)
+    gc.collect()
+    gc.disable()  # no cycle may be left that waits for a collection: the next engine needs the memory now
+    try:
+        engine.shutdown()
+        assert [name for name, part in held.items() if part() is not None] == []
+    finally:
+        gc.enable()
+    assert engine.late_compiles == 0
+    with pytest.raises(EngineDeadError):
+        engine.load()
+    with pytest.raises(EngineDeadError):
+        engine.generate([[5]], GREEDY)
+
+
+def test_a_stopped_engine_with_ports_leaves_no_thread(start_engine: StartEngine) -> None:
+    before = set(threading.enumerate())
+    engine = start_engine(enable_metrics=True, rl_control_port=0)
+    engine.generate(PROMPTS, DRAWN)
+    held = held_by(engine)
+    engine.shutdown()
+    gc.collect()
+    assert [name for name, part in held.items() if part() is not None] == []
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive(), thread.name
+
+
+def test_an_engine_that_died_holds_no_memory_once_it_is_shut_down(start_engine: StartEngine) -> None:
+    engine = start_engine(overlap_depth=0)
+    held = held_by(engine)
+
+    def broken(_batch: Any) -> Any:
+        raise FloatingPointError("a kernel fell over")
+
+    engine._core.executor._runner._model.hidden = broken  # type: ignore[union-attr]
+    with pytest.raises(EngineDeadError) as raised:
+        engine.generate([[5]], GREEDY)
+    engine.shutdown()
+    gc.collect()
+    assert [name for name, part in held.items() if part() is not None] == []
+    assert isinstance(raised.value.__cause__, FloatingPointError)
 
 
 def test_shutdown_ends_who_waits_and_may_be_called_twice(start_engine: StartEngine) -> None:

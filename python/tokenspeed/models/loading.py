@@ -19,6 +19,7 @@ from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.quantization import Quantization
 from tokenspeed.models.model import Model
 from tokenspeed.models.registry import model_class
+from tokenspeed.models.shortage import Shortage
 from tokenspeed.parallel import Group
 from tokenspeed.weights import Weights
 from tokenspeed.weights.formats import LoadPlan, open_weights, tell_inputs
@@ -66,14 +67,13 @@ def load_model(
     reader = open_weights(source, config, LoadPlan(load_format, chosen.quantization, chosen.extra, where))
     tell_inputs(chosen.quantization, where, dtype)
     bar = Progress("Loading weights", reader.num_tensors, progress)
+    shortage = Shortage(source, where)
     try:
         model = page(config, Weights(reader, where, dtype, ranks, bar, chosen.kv))
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
-        raise ModelError(
-            f"{source.path}: the weights do not fit in the memory of {device}; use a smaller model"
-        ) from None
+        raise ModelError(shortage.message(error, from_files=load_format != "dummy")) from None
     extra = tuple(f"model.layers.{config.num_layers + index}." for index in range(config.num_extra_layers))
     reader.check_all_used((*_COMPUTED, "lm_head.weight") if config.tie_word_embeddings else _COMPUTED, extra)
     bar.finish()
