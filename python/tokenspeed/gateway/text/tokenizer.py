@@ -87,6 +87,10 @@ class Tokenizer:
         """The bytes that one token adds to the text."""
         return self.vocabulary.token_bytes(token_id)
 
+    def save(self, path: Path) -> None:
+        """Write it as a `tokenizer.json`."""
+        self._backend.save(str(path))
+
     def token_id(self, piece: str) -> int | None:
         """The id of a vocabulary entry, None when there is none."""
         return self._backend.token_to_id(piece)
