@@ -5,8 +5,9 @@ Called by the rule in proto.bzl, and by hand for development without Bazel:
   python tools/build_defs/gen_grpc.py --proto-root protos/tokenspeed/grpc --package tokenspeed_protos --out protos
 
 The .proto files are compiled under their names relative to --proto-root, because that name is part of a file's
-descriptor: two packages with the same descriptors can live in one process, others clash. protoc writes imports
-between siblings as if they stood at the top level; they are turned into imports from the package.
+descriptor, which reflection tells. A process that has loaded other descriptors under these names (the released stubs)
+cannot load these too. protoc writes imports between siblings as if they stood at the top level; they are turned into
+imports from the package.
 """
 
 from __future__ import annotations
