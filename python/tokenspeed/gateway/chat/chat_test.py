@@ -129,29 +129,6 @@ def test_every_sampling_field_reaches_the_engine(gateway: RunningGateway, client
     assert (sent.skip_special_tokens, sent.n, sent.stop_strs, sent.is_normalized) == (False, 1, [], True)
 
 
-def test_priority_and_cache_salt_reach_the_engine_in_every_api(gateway: RunningGateway) -> None:
-    asked: list[tuple[str, dict[str, Any]]] = [
-        ("/v1/chat/completions", {"messages": MESSAGES}),
-        ("/v1/completions", {"prompt": "hi"}),
-        ("/v1/responses", {"input": "hi"}),
-        ("/generate", {"text": "hi"}),
-    ]
-    for path, body in asked:
-        for priority, salt in ((-3, "tenant é"), (0, "")):
-            assert gateway.post(path, {**body, "priority": priority, "cache_salt": salt})[0] == 200
-            sent = gateway.engines[0].seen.requests[-1]
-            assert (sent.priority, sent.cache_salt) == (priority, salt or None)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("priority", 2**31), ("priority", "high"), ("cache_salt", "x" * 1025), ("extra_key", "a")],
-)
-def test_a_priority_or_salt_that_cannot_be_kept_is_refused(gateway: RunningGateway, field: str, value: Any) -> None:
-    status, answer = gateway.post("/v1/chat/completions", {"messages": MESSAGES, field: value})
-    assert (status, answer["error"]["param"]) == (400, field)
-
-
 def test_temperature_zero_travels_as_greedy_and_no_limit_as_the_room_that_is_left(
     gateway: RunningGateway, client: openai.OpenAI
 ) -> None:

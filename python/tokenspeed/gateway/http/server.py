@@ -25,6 +25,7 @@ from tokenspeed.gateway.chat.messages_request import count_tokens, messages_job
 from tokenspeed.gateway.chat.parse_request import parse_calls, parse_reasoning
 from tokenspeed.gateway.http.auth import KeyCheck
 from tokenspeed.gateway.http.errors import ApiError, invalid
+from tokenspeed.gateway.http.page import page_route
 from tokenspeed.gateway.http.service import MakeJob, Service
 from tokenspeed.gateway.route.worker import WorkerState
 from tokenspeed.observability.gateway_metrics import CONTENT_TYPE
@@ -89,6 +90,7 @@ class Server:
                 web.get("/liveness", self._liveness),
                 web.get("/readiness", self._readiness),
                 web.get("/metrics", self._metrics),
+                page_route(),
                 *more_routes,
             ]
         )
