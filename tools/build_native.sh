@@ -55,6 +55,14 @@ stale() {  # object, command: is there anything newer than the object?
   return 1
 }
 
+compile_queue() {  # file of (command, object, key), what it makes: runs the commands, as many at once as JOBS
+  local queue=$1 made=$2
+  [ ! -s "$queue" ] || xargs -0 -n 3 -P "$jobs" sh -c \
+    'echo "compile ${1##*/}" >&2; rm -f "$1.cmd"; eval "$0" && printf %s "$2" > "$1.cmd"' < "$queue" \
+    || { rm -f "$queue"; echo "build_native: $made failed" >&2; exit 1; }
+  rm -f "$queue"
+}
+
 module() {  # out, common flags, sources...
   local out=$1 flags=$2 source object command relink= objects=()
   shift 2
@@ -70,9 +78,7 @@ module() {  # out, common flags, sources...
       printf '%s\0%s\0%s\0' "$command" "$object" "$command|$version_flags" >> "$queue"
     fi
   done
-  [ ! -s "$queue" ] || xargs -0 -n 3 -P "$jobs" sh -c 'echo "compile ${1##*/}" >&2; rm -f "$1.cmd"; $0 && printf %s "$2" > "$1.cmd"' < "$queue" \
-    || { rm -f "$queue"; echo "build_native: $out failed" >&2; exit 1; }
-  rm -f "$queue"
+  compile_queue "$queue" "$out"
   if [ -n "$relink" ] || [ ! -f "$out" ] || [ "$(cat "$build/${out//\//__}.inputs" 2>/dev/null)" != "${objects[*]}" ]; then
     echo "link $out" >&2
     "$cxx" -shared -o "$out.tmp" "${objects[@]}" -pthread -Wl,-Bsymbolic
@@ -98,16 +104,22 @@ build_cpu() {
 }
 
 build_cuda() {
-  local nvcc=${NVCC:-nvcc} arch gencode= source out
+  local nvcc=${NVCC:-nvcc} arch gencode= source out object command
   command -v "$nvcc" >/dev/null || { echo "build_native: no $nvcc: put the CUDA toolkit's bin folder on PATH or set NVCC" >&2; exit 1; }
   for arch in ${CUDA_ARCHS:-sm_80 sm_90a sm_100}; do gencode+=" -gencode=arch=compute_${arch#sm_},code=$arch"; done
+  local queue=$build/queue.$$ key
+  key="$("$nvcc" --version | tail -1)"
+  mkdir -p "$build"
+  : > "$queue"
   while read -r source; do
     out=${source%.cu}.fatbin
-    [ ! "$out" -nt "$source" ] || continue
-    echo "nvcc $source" >&2
-    # shellcheck disable=SC2086
-    "$nvcc" --fatbin -std=c++17 -O3 -I. $gencode -o "$out" "$source"
+    object=$build/${source//\//__}.fatbin
+    command="$nvcc --fatbin -std=c++17 -O3 -I.$gencode -MD -MF $object.d -o $object $source"
+    if [ ! -f "$out" ] || stale "$object" "$command|$key"; then
+      printf '%s\0%s\0%s\0' "$command && mv $object $out && touch $object" "$object" "$command|$key" >> "$queue"
+    fi
   done < <(find kernels -path '*/csrc/cuda/*.cu' | LC_ALL=C sort)
+  compile_queue "$queue" "csrc/cuda"
 }
 
 [ $# -gt 0 ] || set -- cc cpu
