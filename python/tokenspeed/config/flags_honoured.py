@@ -101,8 +101,14 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         _DEVICE,
         "A JSON file with one scale a layer for an fp8 cache, in place of the checkpoint's.",
     ),
-    _flag("--num-threads", "int", None, _DEVICE, "CPU threads of the kernels; every usable core when not given."),
-    _flag("--base-gpu-id", "int", 0, _DEVICE, "Index of the GPU."),
+    _flag(
+        "--num-threads",
+        "int",
+        None,
+        _DEVICE,
+        "CPU threads of a rank's kernels; when not given, every usable core, divided among the ranks of the machine.",
+    ),
+    _flag("--base-gpu-id", "int", 0, _DEVICE, "Index of the GPU, or of the first rank's."),
     _flag(
         "--gpu-memory-utilization",
         "float",
@@ -185,6 +191,48 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         ("auto", "greedy", "triton", "triton_full", "flashinfer", "flashinfer_full"),
     ),
     _flag("--seed", "int", None, _DEVICE, "Base of the seeds of requests that bring none; random when not given."),
+)
+
+_PARALLEL = "Ranks"
+_ALIKE = "Must be the same as --tensor-parallel-size, or stand for it: layers of all kinds are split alike."
+PARALLEL_FLAGS: tuple[Flag, ...] = (
+    _flag(
+        "--tensor-parallel-size --tp",
+        "int",
+        None,
+        _PARALLEL,
+        "Ranks that split every layer between them, a process and a device each (1).",
+    ),
+    *(
+        _flag(name, "int", None, _PARALLEL, _ALIKE)
+        for name in ("--attn-tp-size", "--attn-head-tp-size", "--dense-tp-size", "--moe-tp-size", "--lm-head-tp-size")
+    ),
+    _flag(
+        "--data-parallel-size",
+        "int",
+        None,
+        _PARALLEL,
+        "Replicas of the engine (1), each with ranks and a KV pool of its own; the gateway shares requests out.",
+    ),
+    _flag("--world-size", "int", None, _PARALLEL, "Ranks of all replicas and nodes; checked against the other flags."),
+    _flag("--nnodes", "int", None, _PARALLEL, "Machines that the ranks are spread over (1)."),
+    _flag("--node-rank", "int", None, _PARALLEL, "Which of the machines this is; 0 has the first rank and the lane."),
+    _flag("--nprocs-per-node", "int", None, _PARALLEL, "Ranks of each machine; checked against the other flags."),
+    _flag(
+        "--dist-init-addr",
+        "str",
+        None,
+        _PARALLEL,
+        "host:port where the first machine waits for the ranks of the others; the port after it is used too.",
+    ),
+    _flag("--gpu-id-step", "int", 1, _PARALLEL, "From the GPU of one rank to that of the next."),
+    _flag(
+        "--distributed-timeout-seconds",
+        "int",
+        None,
+        _PARALLEL,
+        "How long a rank may be silent, or a step take, before the engine ends (180).",
+    ),
 )
 
 _SCHEDULER = "Scheduler"
@@ -339,6 +387,7 @@ NOTHING_FLAGS: tuple[Flag, ...] = tuple(
 HONOURED: tuple[Flag, ...] = (
     MODEL_FLAGS
     + DEVICE_FLAGS
+    + PARALLEL_FLAGS
     + SCHEDULER_FLAGS
     + GRAMMAR_FLAGS
     + OUTPUT_FLAGS

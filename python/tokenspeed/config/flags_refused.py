@@ -2,7 +2,7 @@
 """The flags that operators know from TokenSpeed and that this release refuses, each with the reason. Data only.
 
 A refused flag still parses, so that the refusal names it; where a value asks for nothing beyond what happens
-anyway (`--nnodes 1`), that value passes.
+anyway (`--pipeline-parallel-size 1`), that value passes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ from typing import Any
 
 from tokenspeed.config.flags import Flag, Kind
 
-_ONE_GPU = "this release runs a model on one device"
+_WHOLE_LAYERS = "every rank has a part of every layer; see --tensor-parallel-size"
+_WHOLE_CONTEXT = "every rank has the whole context, and a part of the heads"
+_ONE_ORDER = "sums over ranks have one order already"
+_LEAST_LOADED = "the gateway gives a request to the replica with the fewest in flight"
+_FUSION = "sums over ranks are NCCL's, and norms are kernels of their own"
+_SAMPLING = "every rank draws every token, from the same logits"
 _EXPERTS = "every rank holds a part of each expert: experts are split as other layers are"
 _GRAPHS = "prefill is captured by tokens, whatever the batch; see --prefill-graph-capture-token-sizes"
 _KVSTORE = "this release keeps KV blocks on the device only"
@@ -29,33 +34,19 @@ def _no(names: str, kind: Kind, default: Any, why: str, *accepts: Any) -> Flag:
 
 
 _PARALLEL = (
-    _no("--tensor-parallel-size --tp", "int", None, _ONE_GPU, 1),
-    _no("--data-parallel-size", "int", None, _ONE_GPU, 1),
-    _no("--pipeline-parallel-size", "int", 1, _ONE_GPU),
-    _no("--pp-layer-partition", "str", None, _ONE_GPU),
-    _no("--load-balance-method", "str", "shortest_queue", _ONE_GPU),
-    _no("--load-watch-interval", "float", 0.02, _ONE_GPU),
-    _no("--dist-init-addr", "str", None, _ONE_GPU),
-    _no("--distributed-timeout-seconds", "int", None, _ONE_GPU),
-    _no("--nnodes", "int", None, _ONE_GPU, 1),
-    _no("--node-rank", "int", None, _ONE_GPU, 0),
-    _no("--nprocs-per-node", "int", None, _ONE_GPU, 1),
-    _no("--world-size", "int", None, _ONE_GPU, 1),
-    _no("--gpu-id-step", "int", 1, _ONE_GPU),
-    _no("--attn-tp-size", "int", None, _ONE_GPU, 1),
-    _no("--attn-head-tp-size", "int", None, _ONE_GPU, 1),
-    _no("--lm-head-tp-size", "int", None, _ONE_GPU, 1),
-    _no("--dense-tp-size", "int", None, _ONE_GPU, 1),
-    _no("--moe-tp-size", "int", None, _ONE_GPU, 1),
-    _no("--decode-context-parallel-size", "int", 1, _ONE_GPU),
-    _no("--prefill-context-parallel-size", "int", 1, _ONE_GPU),
-    _no("--tp-batch-invariant", "str", "none", _ONE_GPU),
-    _no("--force-deterministic-rsag", "switch", False, _ONE_GPU),
-    _no("--batch-invariant-collectives", "switch", False, _ONE_GPU),
-    _no("--dp-sampling", "switch", False, _ONE_GPU),
-    _no("--dp-sampling-min-bs", "int", None, _ONE_GPU),
-    _no("--comm-fusion-max-num-tokens", "int", 2048, _ONE_GPU),
-    _no("--enable-allreduce-fusion", "switch", False, _ONE_GPU),
+    _no("--pipeline-parallel-size", "int", 1, _WHOLE_LAYERS),
+    _no("--pp-layer-partition", "str", None, _WHOLE_LAYERS),
+    _no("--load-balance-method", "str", "shortest_queue", _LEAST_LOADED),
+    _no("--load-watch-interval", "float", 0.02, _LEAST_LOADED),
+    _no("--decode-context-parallel-size", "int", 1, _WHOLE_CONTEXT),
+    _no("--prefill-context-parallel-size", "int", 1, _WHOLE_CONTEXT),
+    _no("--tp-batch-invariant", "str", "none", _ONE_ORDER),
+    _no("--force-deterministic-rsag", "switch", False, _ONE_ORDER),
+    _no("--batch-invariant-collectives", "switch", False, _ONE_ORDER),
+    _no("--dp-sampling", "switch", False, _SAMPLING),
+    _no("--dp-sampling-min-bs", "int", None, _SAMPLING),
+    _no("--comm-fusion-max-num-tokens", "int", 2048, _FUSION),
+    _no("--enable-allreduce-fusion", "switch", False, _FUSION),
 )
 
 _MOE = (

@@ -77,7 +77,7 @@ BAD = [
     (["--enforce-eager=yes"], "takes no value"),
     (["a", "b"], "given twice"),
     (["a", "--model", "b"], "given twice"),
-    (["--tp", "2"], "one device"),
+    (["--pipeline-parallel-size", "2"], "a part of every layer"),
 ]
 
 

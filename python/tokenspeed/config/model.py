@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenspeed.config.gguf import GGUFFile, read_gguf
+from tokenspeed.config.heads import check_split
 from tokenspeed.config.latent import LatentConfig, latent_from_json
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
@@ -82,6 +83,10 @@ class ModelConfig:
     def longest_context(self) -> int:
         """The largest `--max-model-len`; `max_position_embeddings` is what is served by default."""
         return longest_context(self.max_position_embeddings, self.rope_scaling)
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """Raise ModelError when so many ranks cannot share the model."""
+        check_split(self, self.latent is not None, num_ranks)
 
     def serving(self, context: int) -> ModelConfig:
         """The configuration for an engine that serves up to `context` tokens: rotary tables are made for it."""

@@ -16,6 +16,7 @@ from tokenspeed.config.curve import EngineCurve, engine_curve
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.hardware import Hardware
 from tokenspeed.config.operations import OperationsConfig, operations_of
+from tokenspeed.config.parallel import ParallelConfig, parallel_of
 from tokenspeed.config.quantization import GGUF_TYPES, QuantGroup, Quantization
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -47,6 +48,7 @@ class ModelFacts(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
     @property
     def quantization(self) -> Quantization | None: ...
+    def check_ranks(self, num_ranks: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class AdmissionConfig:
     """Whether requests may bring code that changes logits."""
     grammar_backend: str
     always_greedy: bool
+    num_ranks: int
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,7 @@ class OfflineConfig:
 @dataclass(frozen=True)
 class Config:
     device: DeviceConfig
+    parallel: ParallelConfig
     loader: LoaderConfig
     kv_cache: KVCacheConfig
     memory: MemoryConfig
@@ -195,14 +199,19 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
     scheduler = _scheduler(raw, model, on_cpu, max_model_len)
     if raw["deterministic"] and not on_cpu:
         raise FlagError("--deterministic", "the GPU kernels of this release are not batch-invariant; use --device cpu")
+    parallel = parallel_of(raw, device, len(hardware.gpus))
+    model.check_ranks(parallel.tensor_size)
     return Config(
-        device=DeviceConfig(device, dtype, _num_threads(raw, hardware), _overrides(raw, on_cpu)),
+        device=DeviceConfig(
+            parallel.devices[0], dtype, _num_threads(raw, hardware, parallel), _overrides(raw, on_cpu)
+        ),
+        parallel=parallel,
         loader=_loader(raw, model),
         kv_cache=_kv_cache(raw, dtype, on_cpu),
         memory=_memory(raw, on_cpu),
         scheduler=scheduler,
         graphs=_graphs(raw, on_cpu, scheduler),
-        admission=_admission(raw, model, max_model_len),
+        admission=_admission(raw, model, max_model_len, parallel.tensor_size),
         grammar=_grammar(raw),
         log=LogConfig(
             "warning" if raw["log_level"] == "warn" else raw["log_level"],
@@ -236,7 +245,7 @@ def _overrides(raw: Mapping[str, Any], on_cpu: bool) -> tuple[str, ...]:
     return ("sampling.sample=triton", "sampling.penalties=triton", *named)
 
 
-def _admission(raw: Mapping[str, Any], model: ModelFacts, max_model_len: int) -> AdmissionConfig:
+def _admission(raw: Mapping[str, Any], model: ModelFacts, max_model_len: int, num_ranks: int) -> AdmissionConfig:
     return AdmissionConfig(
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
@@ -245,6 +254,7 @@ def _admission(raw: Mapping[str, Any], model: ModelFacts, max_model_len: int) ->
         allow_custom_processors=raw["enable_custom_logit_processor"],
         grammar_backend=raw["grammar_backend"],
         always_greedy=raw["sampling_backend"] == "greedy",
+        num_ranks=num_ranks,
     )
 
 
@@ -339,8 +349,11 @@ def _kv_cache(raw: Mapping[str, Any], dtype: Dtype, on_cpu: bool) -> KVCacheConf
     return KVCacheConfig(wanted, False, None)
 
 
-def _num_threads(raw: Mapping[str, Any], hardware: Hardware) -> int:
-    return hardware.num_cpus if raw["num_threads"] is None else _within(raw, "num_threads", 1, 1024)
+def _num_threads(raw: Mapping[str, Any], hardware: Hardware, parallel: ParallelConfig) -> int:
+    """Of one rank; those of a machine share its cores."""
+    if raw["num_threads"] is None:
+        return max(1, hardware.num_cpus // (len(parallel.devices) * parallel.data_size))
+    return _within(raw, "num_threads", 1, 1024)
 
 
 def _max_model_len(raw: Mapping[str, Any], model: ModelFacts) -> int:

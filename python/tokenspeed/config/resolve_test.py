@@ -12,6 +12,7 @@ import pytest
 from tokenspeed.config.flags import FlagError, parse_flags
 from tokenspeed.config.flags_table import ENGINE_FLAGS
 from tokenspeed.config.hardware import Gpu, Hardware, detect
+from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.quantization import GGUF_TYPES, Quantization, quantization_from_json
 from tokenspeed.config.resolve import Config, KVCacheConfig, resolve
 
@@ -29,6 +30,10 @@ class Model:
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = (2,)
     quantization: Quantization | None = None
+
+    def check_ranks(self, num_ranks: int) -> None:
+        if self.vocab_size % num_ranks:
+            raise ModelError(f"{num_ranks} ranks cannot share it")
 
 
 def resolved(argv: str, hardware: Hardware, model: Model | None = None) -> Config:
@@ -140,6 +145,34 @@ TABLE: list[tuple[str, Hardware, dict[str, Any]]] = [
     ("--disable-prefill-graph", SERVER, {"graphs.prefill_sizes": (), "graphs.most_prefill_tokens": 0}),
     ("--prefill-graph-max-tokens 99999", SERVER, {"graphs.most_prefill_tokens": 8192}),
     ("--prefill-graph-capture-token-sizes 512 64", SERVER, {"graphs.prefill_sizes": (64, 512)}),
+    ("", LAPTOP, {"parallel.tensor_size": 1, "parallel.devices": ("cpu",), "admission.num_ranks": 1}),
+    (
+        "--tp 2",
+        LAPTOP,
+        {
+            "parallel.tensor_size": 2,
+            "parallel.devices": ("cpu", "cpu"),
+            "device.num_threads": 4,
+            "admission.num_ranks": 2,
+            "parallel.timeout_s": 180.0,
+        },
+    ),
+    ("--tp 2", SERVER, {"device.device": "cuda:0", "parallel.devices": ("cuda:0", "cuda:1")}),
+    ("--attn-tp-size 2 --dense-tp-size 2 --world-size 2", SERVER, {"parallel.tensor_size": 2}),
+    ("--data-parallel-size 2", LAPTOP, {"parallel.data_size": 2, "device.num_threads": 4}),
+    ("--tp 2 --data-parallel-size 2 --world-size 4 --nprocs-per-node 4", LAPTOP, {"device.num_threads": 2}),
+    ("--distributed-timeout-seconds 7", LAPTOP, {"parallel.timeout_s": 7.0}),
+    (
+        "--tp 4 --nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.1:2000",
+        SERVER,
+        {
+            "parallel.devices": ("cuda:0", "cuda:1"),
+            "parallel.first_rank": 2,
+            "parallel.init_host": "10.0.0.1",
+            "parallel.init_port": 2000,
+        },
+    ),
+    ("--dist-init-addr 127.0.0.1:2000", LAPTOP, {"parallel.init_host": None}),
 ]
 
 
@@ -156,6 +189,19 @@ REFUSED = [
     ("--device cuda", LAPTOP, "--device", "no GPU"),
     ("--device cuda", CPU_TORCH, "--device", "CPU build"),
     ("--device cuda --base-gpu-id 2", SERVER, "--base-gpu-id", "there are 2 GPUs"),
+    ("--tp 3", SERVER, "--tensor-parallel-size", "need GPU 2; there are 2 GPUs"),
+    ("--tp 2 --gpu-id-step 2", SERVER, "--tensor-parallel-size", "in steps of 2, need GPU 2"),
+    ("--tp 2 --data-parallel-size 2", SERVER, "--data-parallel-size", "need GPU 3"),
+    ("--tp 0", LAPTOP, "--tensor-parallel-size", "0 is not a number from 1 on"),
+    ("--tp 2 --attn-tp-size 1", LAPTOP, "--attn-tp-size", "--tensor-parallel-size is 2"),
+    ("--dense-tp-size 2 --moe-tp-size 4", LAPTOP, "--moe-tp-size", "--dense-tp-size is 2"),
+    ("--tp 2 --world-size 4", LAPTOP, "--world-size", "make it 2"),
+    ("--tp 4 --nnodes 2 --dist-init-addr a:1 --nprocs-per-node 4", LAPTOP, "--nprocs-per-node", "make it 2"),
+    ("--tp 2 --nnodes 2", LAPTOP, "--dist-init-addr", "need the address"),
+    ("--tp 3 --nnodes 2 --dist-init-addr a:1", LAPTOP, "--nnodes", "3 ranks do not divide"),
+    ("--tp 2 --nnodes 2 --dist-init-addr a:1 --node-rank 2", LAPTOP, "--node-rank", "not in [0, 1]"),
+    ("--dist-init-addr nowhere", LAPTOP, "--dist-init-addr", "must be host:port"),
+    ("--data-parallel-size 2 --nnodes 2 --dist-init-addr a:1 --tp 2", LAPTOP, "--data-parallel-size", "own"),
     ("--dtype bfloat16", LAPTOP, "--dtype", "float32"),
     ("--kv-cache-dtype bfloat16 --dtype half", SERVER, "--kv-cache-dtype", "float16"),
     ("--kv-cache-dtype mxfp8", SERVER, "--kv-cache-dtype", "fp8_e4m3"),
@@ -203,6 +249,11 @@ def test_what_cannot_be_is_refused_by_flag(argv: str, hardware: Hardware, flag: 
     with pytest.raises(FlagError) as caught:
         resolved(argv, hardware)
     assert caught.value.flag == flag and why in str(caught.value)
+
+
+def test_ranks_that_cannot_share_a_model_are_refused_before_anything_runs() -> None:
+    with pytest.raises(ModelError, match="5 ranks"):
+        resolved("--tp 5", LAPTOP)
 
 
 def stored(**config: Any) -> Model:

@@ -9,12 +9,14 @@ way, until its grammar is compiled. A rejection is an answer, never an exception
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
-from typing import Any
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenspeed.config.constraint import Constraint
 from tokenspeed.config.resolve import AdmissionConfig
 from tokenspeed.config.sampling import (
     SEED_MAX,
@@ -26,7 +28,8 @@ from tokenspeed.config.sampling import (
 )
 from tokenspeed.engine.messages import Add, Rejection
 from tokenspeed.engine.records import RequestRecord, RequestTable
-from tokenspeed.grammar import Compiled, GrammarCompiler
+from tokenspeed.engine.turns import Verdict
+from tokenspeed.grammar import Compiled, CompiledGrammar
 from tokenspeed.sampling import ProcessorError, load_processor
 from tokenspeed_cc import RequestSpec, Scheduler
 
@@ -34,9 +37,25 @@ _ALONE = -(2**62)
 """Below this, salts that no request shares: a prompt whose own tokens are scored is computed from its beginning."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What has become of a request's constraint, and the grammar if it is one."""
+
+    verdict: Verdict
+    grammar: CompiledGrammar | None
+
+
+class Grammars(Protocol):
+    """Who compiles constraints; `GrammarCompiler` does. A ticket is a request's id."""
+
+    def submit(self, constraint: Constraint, ticket: Hashable) -> None: ...
+    def take(self) -> list[Compiled]: ...
+    def forget(self, ticket: Hashable) -> None: ...
+
+
 class Admission:
     def __init__(
-        self, config: AdmissionConfig, scheduler: Scheduler, requests: RequestTable, grammars: GrammarCompiler
+        self, config: AdmissionConfig, scheduler: Scheduler, requests: RequestTable, grammars: Grammars
     ) -> None:
         self._config = config
         self._scheduler = scheduler
@@ -59,11 +78,13 @@ class Admission:
             return Rejection(request.rid, 400, error.field, error.code, error.message)
         return None
 
-    def queue_compiled(self) -> list[Rejection]:
+    def take_compiled(self) -> list[Outcome]:
+        """What has become of constraints since the last call."""
+        return [_outcome(done) for done in self._grammars.take()] if self._compiling else []
+
+    def queue_compiled(self, outcomes: list[Outcome]) -> list[Rejection]:
         """Queue the requests whose grammars are there; the rejections of those that have none."""
-        if not self._compiling:
-            return []
-        return [rejection for done in self._grammars.take() if (rejection := self._compiled(done)) is not None]
+        return [rejection for outcome in outcomes if (rejection := self._compiled(outcome)) is not None]
 
     def abort(self, record: RequestRecord) -> bool:
         """Forget a request that waits for its grammar; False when it is not one."""
@@ -88,20 +109,20 @@ class Admission:
         self._compiling[record.request_id] = record
         self._grammars.submit(constraint.prepared(), record.request_id)
 
-    def _compiled(self, done: Compiled) -> Rejection | None:
-        record = self._compiling.pop(done.ticket) if isinstance(done.ticket, int) else None
-        assert record is not None  # whoever stops waiting says `forget`
+    def _compiled(self, outcome: Outcome) -> Rejection | None:
+        verdict = outcome.verdict
+        record = self._compiling.pop(verdict.request_id)  # whoever stops waiting says `forget`
         constraint = record.params.constraint
         assert constraint is not None
         try:
-            if done.grammar is None:
-                code = "grammar_error" if done.status == 400 else "grammar_unavailable"
-                raise RequestError(constraint.kind, code, f"{constraint.kind}: {done.error}")
-            record.grammar = done.grammar
+            if outcome.grammar is None:
+                code = "grammar_error" if verdict.status == 400 else "grammar_unavailable"
+                raise RequestError(constraint.kind, code, f"{constraint.kind}: {verdict.error}")
+            record.grammar = outcome.grammar
             self._queue(record)
         except RequestError as error:
             self._requests.remove(record)
-            return Rejection(record.rid, done.status or 400, error.field, error.code, error.message)
+            return Rejection(record.rid, verdict.status or 400, error.field, error.code, error.message)
         return None
 
     def _queue(self, record: RequestRecord) -> None:
@@ -136,6 +157,11 @@ class Admission:
         return replace(params, seed=seed, stream_interval=max(params.stream_interval, self._config.stream_interval))
 
 
+def _outcome(done: Compiled) -> Outcome:
+    assert isinstance(done.ticket, int)
+    return Outcome(Verdict(done.ticket, done.error, done.status), done.grammar)
+
+
 def check_request(token_ids: NDArray[np.int32], params: SamplingParams, config: AdmissionConfig) -> int:
     """The room for output, or `RequestError`. Also called by frontends, in their callers' threads."""
     if params.n != 1 or params.num_generated != 1:
@@ -153,6 +179,12 @@ def check_processor(params: SamplingParams, config: AdmissionConfig) -> None:
     for name in ("logits_processor", "custom_logit_processor"):
         if getattr(params, name) is not None and not config.allow_custom_processors:
             raise RequestError(name, "unsupported", f"{name}: the engine runs without --enable-custom-logit-processor")
+    if params.logits_processor is not None and config.num_ranks > 1:
+        raise RequestError(
+            "logits_processor",
+            "unsupported",
+            f"logits_processor: a function cannot be given to {config.num_ranks} ranks; use custom_logit_processor",
+        )
     if params.custom_logit_processor is not None:
         try:
             load_processor(params.custom_logit_processor, params.custom_params)

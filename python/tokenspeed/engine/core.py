@@ -9,13 +9,15 @@ what is left, then every path that traffic can reach is run once (`warmup`), and
 from __future__ import annotations
 
 import gc
+import io
 import logging
+import secrets
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,11 +36,13 @@ from tokenspeed.engine.executor import Executor, InlineExecutor, StreamExecutor,
 from tokenspeed.engine.gpu_start import start_gpu
 from tokenspeed.engine.grammars import grammar_compiler
 from tokenspeed.engine.kv_publisher import KvPublisher
+from tokenspeed.engine.leader import Leader, lead
 from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop, nothing
 from tokenspeed.engine.messages import Frontend
 from tokenspeed.engine.operations import Operations
 from tokenspeed.engine.ports import EnginePorts
+from tokenspeed.engine.ranks import ALONE, Ranks, first
 from tokenspeed.engine.records import RequestTable
 from tokenspeed.engine.runner import NOTHING_CAPTURED, ModelRunner
 from tokenspeed.engine.step_log import StepLog
@@ -73,11 +77,13 @@ class EngineCore:
     grammars: GrammarCompiler
     ports: EnginePorts
     kv_events: KvPublisher | None
+    ranks: Ranks
 
     def close(self) -> None:
-        """End the threads; nothing may be in flight. What the engine holds goes with the last reference to it: no
-        cycle is left."""
+        """End the threads and the other ranks; nothing may be in flight. What the engine holds goes with the last
+        reference to it: no cycle is left."""
         self.loop.after_turn = nothing
+        self.ranks.close()
         self.executor.close()
         self.late_compiles.stop()
         self.grammars.close()
@@ -86,8 +92,35 @@ class EngineCore:
             self.kv_events.close()
 
 
-def build(
+def start(
     config: Config, source: ModelSource, model_config: ModelConfig, hardware: Hardware, progress: Progress
+) -> EngineCore:
+    """`build` with as many ranks as `config` says; this process is the first of them."""
+    if config.parallel.num_nodes > 1:
+        raise FlagError("--nnodes", "this release runs an engine's ranks on one machine")
+    if config.parallel.data_size > 1:
+        raise FlagError("--data-parallel-size", "this release runs one replica a process")
+    if config.parallel.tensor_size == 1:
+        return build(config, source, model_config, hardware, progress, ALONE)
+    # Every rank draws the seeds that requests do not bring, so all begin at one number.
+    seed = secrets.randbits(63) if config.admission.seed is None else config.admission.seed
+    config = replace(config, admission=replace(config.admission, seed=seed))
+    progress(f"starting {config.parallel.tensor_size} ranks")
+    ranks = lead(config, source, model_config, hardware)
+    try:
+        return build(config, source, model_config, hardware, progress, ranks)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def build(
+    config: Config,
+    source: ModelSource,
+    model_config: ModelConfig,
+    hardware: Hardware,
+    progress: Progress,
+    ranks: Ranks,
 ) -> EngineCore:
     """Load, measure, allocate, warm up. The loop has an in-process frontend; `loop.frontend` may be replaced before
     the first step. Raises what loading raises (ModelError), OutOfMemory, FlagError."""
@@ -98,7 +131,11 @@ def build(
     served = model_config.serving(config.scheduler.max_model_len)
     options = load_options(config, model_config.num_layers)
     dtype = getattr(torch, config.device.dtype)
-    model = load_model(source, served, device, dtype, config.loader.load_format, options=options)
+    bar = None if ranks.leads else io.StringIO()
+    model = load_model(
+        source, served, device, dtype, config.loader.load_format, options=options, progress=bar, group=ranks.group
+    )
+    ranks.agree("weights", None, first)
     layers = model.kv_cache(config.memory.block_size)
     _check_cache(layers, options.kv, model_config.architecture)
     num_slots, num_columns = _table_shape(config.scheduler)
@@ -109,12 +146,14 @@ def build(
     )
     captured = NOTHING_CAPTURED
     if on_cpu:
-        free_bytes = memory.cpu_free_bytes(hardware.available_ram_bytes, config.memory.share)
+        neighbours = len(config.parallel.devices) * config.parallel.data_size
+        free_bytes = memory.cpu_free_bytes(hardware.available_ram_bytes, config.memory.share / neighbours)
         num_blocks = memory.num_kv_blocks(config.memory, config.scheduler, total_block_bytes(layers), free_bytes, None)
+        num_blocks = ranks.agree("KV blocks", num_blocks, min)
         caches = [tuple(tensor.allocate(num_blocks, device) for tensor in layer) for layer in layers]
     else:
         progress("capturing decode steps")
-        started = start_gpu(config, model, layers, sampler, state)
+        started = start_gpu(config, model, layers, sampler, state, ranks)
         caches, num_blocks, captured = started.caches, started.num_blocks, started.captured
     scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks))
     runner = ModelRunner(
@@ -127,18 +166,21 @@ def build(
         scheduler,
         executor,
         LocalFrontend(),
-        Admission(config.admission, scheduler, requests, grammars),
+        Admission(config.admission, scheduler, requests, ranks.grammars(grammars)),
         requests,
         StepLog(config.log, scheduler, requests, StepMetrics(metrics, scheduler, requests)),
         config.scheduler.overlap_depth,
     )
-    progress("warming up")
-    warm_up(loop, config)
+    loop.mirror = ranks.mirror
+    loop.log.muted = not ranks.leads
+    if ranks.leads:  # the others repeat what it does
+        progress("warming up")
+        warm_up(loop, config)
     late_compiles = LateCompiles(metrics.compiled_late)
     if not on_cpu:
         late_compiles.watch()
     kv_events = None
-    if config.operations.kv_events.publishes:
+    if config.operations.kv_events.publishes and ranks.leads:
         kv_events = KvPublisher(
             config.operations.kv_events, config.lane.engine_index, scheduler, config.memory.block_size
         )
@@ -152,17 +194,18 @@ def build(
         source,
         model_config,
         config.operations.weight_version,
-        load if on_cpu else None,
+        load if on_cpu and config.parallel.tensor_size == 1 else None,
         runner.replace_model,
     )
-    loop.after_turn = _after_turn(operations, kv_events)
+    loop.after_turn = _after_turn(operations, kv_events, ranks)
     facts = _facts(config, num_blocks)
     ports = EnginePorts(config.operations, metrics, operations, facts)
-    return EngineCore(config, loop, executor, num_blocks, late_compiles, grammars, ports, kv_events)
+    return EngineCore(config, loop, executor, num_blocks, late_compiles, grammars, ports, kv_events, ranks)
 
 
-def _after_turn(operations: Operations, kv_events: KvPublisher | None) -> Callable[[], None]:
+def _after_turn(operations: Operations, kv_events: KvPublisher | None, ranks: Ranks) -> Callable[[], None]:
     def after_turn() -> None:
+        ranks.check()
         operations.calls.run()
         if kv_events is not None:
             kv_events.gather()
@@ -182,6 +225,8 @@ def _facts(config: Config, num_blocks: int) -> dict[str, Any]:
         "max_total_num_tokens": (num_blocks - 1) * limits.block_size,
         "max_model_len": limits.max_model_len,
         "max_num_seqs": limits.max_num_seqs,
+        "tensor_parallel_size": config.parallel.tensor_size,
+        "data_parallel_size": config.parallel.data_size,
     }
 
 
@@ -262,6 +307,9 @@ class LoopThread:
     def __init__(self, core: EngineCore, frontend: LocalFrontend) -> None:
         self._frontend = frontend
         self._stopping = threading.Event()
+        if isinstance(core.ranks, Leader):
+            # The loop may wait for a device that waits for a rank; callers must not.
+            core.ranks.on_loss = frontend.fail
         self._thread = threading.Thread(target=self._run, args=(core,), name="engine-loop", daemon=True)
         self._thread.start()
 

@@ -25,6 +25,7 @@ from tokenspeed.engine.errors import OutOfMemory
 from tokenspeed.engine.graphs import CudaSteps, DecodeGraphs
 from tokenspeed.engine.kv_pool import KVCaches, ReservedPool
 from tokenspeed.engine.pieces import CudaPieces, PrefillPieces, sizes_up_to
+from tokenspeed.engine.ranks import Ranks, first
 from tokenspeed.engine.recorder import CudaRecorder
 from tokenspeed.engine.runner import Captured
 from tokenspeed.layers.batch import ForwardBatch
@@ -49,8 +50,10 @@ class GpuStart:
     captured: Captured
 
 
-def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: Sampler, state: DeviceState) -> GpuStart:
-    """Measure, capture, size, map. Raises OutOfMemory."""
+def start_gpu(
+    config: Config, model: Model, layers: list[LayerCache], sampler: Sampler, state: DeviceState, ranks: Ranks
+) -> GpuStart:
+    """Measure, capture, size, map; what is measured on several ranks is agreed upon. Raises OutOfMemory."""
     device, limits = state.device, config.scheduler
     free, total = torch.cuda.mem_get_info(device)
     weights, block_bytes = total - free, total_block_bytes(layers)
@@ -63,7 +66,7 @@ def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: S
         _compile_eager_steps(model, state, caches, limits)
     before_graphs = _used_bytes(device)
     with _out_of_memory_names("--max-num-seqs or --max-cudagraph-capture-size", device):
-        captured = _capture(config, model, sampler, state, caches)
+        captured = _capture(config, model, sampler, state, caches, ranks)
     after_graphs = _used_bytes(device)
     parts = memory.GpuParts(total, after_graphs, activations + activations // _FRAGMENTATION)
     logger.info(
@@ -74,6 +77,7 @@ def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: S
     )
     free_bytes = memory.gpu_free_bytes(parts, config.memory.share)
     num_blocks = memory.num_kv_blocks(config.memory, limits, block_bytes, free_bytes, parts)
+    num_blocks = ranks.agree("KV blocks", num_blocks, min)
     try:
         caches = pool.grow(num_blocks)
     except (RuntimeError, ValueError) as error:
@@ -82,14 +86,16 @@ def start_gpu(config: Config, model: Model, layers: list[LayerCache], sampler: S
     return GpuStart(caches, num_blocks, captured)
 
 
-def _capture(config: Config, model: Model, sampler: Sampler, state: DeviceState, caches: KVCaches) -> Captured:
+def _capture(
+    config: Config, model: Model, sampler: Sampler, state: DeviceState, caches: KVCaches, ranks: Ranks
+) -> Captured:
     """Pieces first: they are the largest, and what comes later finds its memory in theirs."""
     started_s = time.monotonic()
     recorder = CudaRecorder(state.device)
     decode, prefill = None, None
     # A class attribute counts for the page that has it, not for pages made from that one.
     if vars(type(model)).get("cuts_at_attention", False):
-        sizes = _prefill_sizes(config, model, state, caches)
+        sizes = tuple(ranks.agree("prefill sizes", _prefill_sizes(config, model, state, caches), first))
         if sizes:
             prefill = PrefillPieces(sizes, state.device)
             prefill.capture(model, synthetic.batch_of(state, caches, 0, [1]), caches, CudaPieces(recorder))

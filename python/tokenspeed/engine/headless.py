@@ -8,6 +8,7 @@ Runs on the main thread, so that SIGTERM and SIGINT can end the loop; whatever e
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 from types import FrameType
@@ -19,8 +20,9 @@ from tokenspeed.config.hardware import Hardware
 from tokenspeed.config.model import ModelConfig
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.resolve import Config
-from tokenspeed.engine.core import EngineCore, build, set_frontend
+from tokenspeed.engine.core import EngineCore, set_frontend, start
 from tokenspeed.engine.lane_frontend import LaneFrontend
+from tokenspeed.engine.leader import Leader
 from tokenspeed.rpc.lane import wire
 from tokenspeed.rpc.lane.engine_end import EngineLane, LaneTimeout
 from tokenspeed.version import __version__
@@ -49,7 +51,7 @@ def run_headless(
     """Serve until a signal. Returns the exit status; raises what `build` raises."""
     started_s = time.monotonic()
     stop = StopSignal()
-    core = build(config, source, model_config, hardware, progress=lambda stage: logger.info("%s ...", stage))
+    core = start(config, source, model_config, hardware, progress=lambda stage: logger.info("%s ...", stage))
     logger.info(
         "engine is warm after %.1f s: %s, %d KV blocks of %d tokens",
         time.monotonic() - started_s,
@@ -58,7 +60,15 @@ def run_headless(
         config.memory.block_size,
     )
     address = f"tcp://{config.lane.host}:{config.lane.port}"
-    lane = EngineLane(address, config.lane.engine_index, ready_response(core, served_name), 1, config.lane.curve)
+    lane = EngineLane(
+        address,
+        config.lane.engine_index,
+        ready_response(core, served_name),
+        config.parallel.data_size,
+        config.lane.curve,
+    )
+    if isinstance(core.ranks, Leader):
+        core.ranks.on_loss = _end_now
     try:
         if not _connect(lane, stop):
             return 0 if stop.is_set else 1
@@ -74,9 +84,17 @@ def run_headless(
         core.close()
 
 
+def _end_now(error: Exception) -> None:
+    """The main thread waits for a device that waits for a rank that is gone: nothing can be said any more. The
+    gateway sees the connection end."""
+    logger.critical("the engine ends: %s", error)
+    logging.shutdown()
+    os._exit(1)
+
+
 def ready_response(core: EngineCore, served_name: str) -> wire.ReadyResponse:
     """What the engine tells the gateway about itself."""
-    limits = core.config.scheduler
+    limits, parallel = core.config.scheduler, core.config.parallel
     num_tokens = (core.num_blocks - 1) * limits.block_size
     return wire.ReadyResponse(
         max_model_len=limits.max_model_len,
@@ -84,11 +102,11 @@ def ready_response(core: EngineCore, served_name: str) -> wire.ReadyResponse:
         block_size=limits.block_size,
         dtype=core.config.device.dtype,
         vllm_version=f"tokenspeed-{__version__}",
-        world_size=1,
-        data_parallel_size=1,
-        tensor_parallel_size=1,
+        world_size=parallel.tensor_size * parallel.data_size,
+        data_parallel_size=parallel.data_size,
+        tensor_parallel_size=parallel.tensor_size,
         pipeline_parallel_size=1,
-        data_parallel_rank=0,
+        data_parallel_rank=parallel.data_rank,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_batched_tokens,
         instance_id=served_name,

@@ -26,6 +26,7 @@ from tokenspeed.engine.prompt_scores import PromptRow
 from tokenspeed.engine.records import RequestRecord, RequestTable
 from tokenspeed.engine.runner import NewSlot, StepWork
 from tokenspeed.engine.step_log import StepLog
+from tokenspeed.engine.turns import Mirror, NoMirror
 from tokenspeed_cc import Plan, Scheduler
 
 IDLE_WAIT_S = 0.25
@@ -68,6 +69,8 @@ class EngineLoop:
         """Whether a pause is why nothing could be planned."""
         self.after_turn: Callable[[], None] = nothing
         """Called at the end of every turn; set before the first one only."""
+        self.mirror: Mirror = NoMirror()
+        """Who tells the other ranks; set before the first turn only."""
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Step until `stopped()`; then settle what is in flight. Raises EngineFault."""
@@ -76,8 +79,12 @@ class EngineLoop:
         self.settle_all()
 
     def step(self) -> None:
-        self._admit(self.frontend.drain(self._patience_s()))
-        for rejection in self._admission.queue_compiled():
+        commands = self.frontend.drain(self._patience_s())
+        self._admit(commands)
+        compiled = self._admission.take_compiled()
+        if commands or compiled or self._in_flight or self.scheduler.has_work():
+            self.mirror.turn(commands, [done.verdict for done in compiled])
+        for rejection in self._admission.queue_compiled(compiled):
             self._outputs.add_rejection(rejection)
         launched = self._launch()
         while len(self._in_flight) > self._overlap_depth or (self._in_flight and not launched):
@@ -90,10 +97,12 @@ class EngineLoop:
         """As `Scheduler.pause`: "abort", "wait" or "keep"; "abort" also ends who waits for a grammar."""
         if mode == "abort":
             self.abort_requests(lambda _: True)
+        self.mirror.operated("pause", mode)
         self.scheduler.pause(mode)
         self._paused = True
 
     def resume(self) -> None:
+        self.mirror.operated("resume")
         self.scheduler.resume()
         self._paused = self._held_back = False
 
@@ -103,10 +112,25 @@ class EngineLoop:
 
     def abort_requests(self, chosen: Callable[[str], bool]) -> int:
         """End the live requests whose ids are chosen; how many there were."""
-        records = [record for record in self.requests.all() if chosen(record.rid)]
-        for record in records:
-            self._abort(record)
-        return len(records)
+        rids = [record.rid for record in self.requests.all() if chosen(record.rid)]
+        self.end(rids)
+        return len(rids)
+
+    def end(self, rids: list[str]) -> None:
+        """Abort these live requests."""
+        self.mirror.operated("end", rids)
+        for rid in rids:
+            self._abort(self.requests.of_rid(rid))
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache; False while requests hold blocks."""
+        self.mirror.operated("flush_cache")
+        return self.scheduler.flush_cache()
+
+    def set_weight_version(self, version: int) -> None:
+        """Share no prefix with what was computed before."""
+        self.mirror.operated("set_weight_version", version)
+        self.scheduler.set_weight_version(version)
 
     def settle_all(self) -> None:
         """Leave no step in flight."""
@@ -155,6 +179,9 @@ class EngineLoop:
 
     def _launch(self) -> bool:
         """Plan a step and launch it; False when nothing can be launched before something settles or arrives."""
+        if not self._in_flight and not self.scheduler.has_work():
+            self._held_back = False
+            return False  # a planner that is not asked is the same on every rank
         begun_s = time.perf_counter()
         plan = self.scheduler.plan()
         if plan is None:
@@ -163,6 +190,7 @@ class EngineLoop:
                 raise EngineFault("requests are waiting, nothing is in flight, and no step can be planned")
             return False
         self._held_back = False
+        self.mirror.planned(plan)
         planned_s = self.log.took("plan", begun_s)
         self.log.launched(plan)
         self._in_flight.append((plan, self._executor.launch(self._work(plan))))
@@ -196,6 +224,7 @@ class EngineLoop:
         plan, pending = self._in_flight.popleft()
         begun_s = time.perf_counter()
         tokens = pending.wait()
+        self.mirror.settled(tokens.token_ids)
         begun_s = self.log.took("device", begun_s)
         outcome = self.scheduler.advance(plan.step_id, tokens.token_ids, tokens.num_tokens)
         self._outputs.add_prompt_pieces(tokens.prompt_pieces)

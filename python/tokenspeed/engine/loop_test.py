@@ -137,7 +137,7 @@ class Bench:
         grammars = GrammarCompiler(GrammarConfig("xgrammar", 30.0, 0, True, 1, 2**20, 2), lambda: self.backend)
         self.metrics = StepMetrics(EngineMetrics("m", ""), self.scheduler, requests)
         admission = Admission(
-            AdmissionConfig(100, 128, 1, 0, False, "xgrammar", False), self.scheduler, requests, grammars
+            AdmissionConfig(100, 128, 1, 0, False, "xgrammar", False, 1), self.scheduler, requests, grammars
         )
         log = StepLog(LogConfig("error", True, 0, True, 40), self.scheduler, requests, self.metrics)
         self.loop = EngineLoop(self.scheduler, self.executor, self.desk, admission, requests, log, depth)

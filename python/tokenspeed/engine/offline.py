@@ -30,7 +30,7 @@ from tokenspeed.config.resolve import resolve
 from tokenspeed.config.sampling import RequestError, SamplingParams, derive_seed
 from tokenspeed.engine.admission import check_processor, check_request, check_token_ids
 from tokenspeed.engine.choice import Choice, ChoiceBuilder, TokenLogprob
-from tokenspeed.engine.core import EngineCore, LoopThread, build, release_memory, set_frontend
+from tokenspeed.engine.core import EngineCore, LoopThread, release_memory, set_frontend, start
 from tokenspeed.engine.errors import EngineDeadError
 from tokenspeed.engine.local_frontend import Delta, LocalFrontend
 from tokenspeed.engine.messages import Add, LoadNumbers
@@ -129,7 +129,7 @@ class Engine:
             self.tokenizer = load_tokenizer(named.path)
         self._frontend = LocalFrontend()
         try:
-            core = build(self.config, source, self.model_config, machine, progress=lambda _: None)
+            core = start(self.config, source, self.model_config, machine, progress=lambda _: None)
         except BaseException as error:
             # Whoever keeps the error, as a notebook does, shall not keep the weights.
             traceback.clear_frames(error.__traceback__)

@@ -60,7 +60,7 @@ class Operations:
 
     def flush_cache(self) -> None:
         """Raises OperationError while a request holds blocks."""
-        if not self.calls.call(self._loop.scheduler.flush_cache):
+        if not self.calls.call(self._loop.flush_cache):
             raise OperationError(409, "requests are running; nothing was flushed")
 
     def pause(self, mode: str, timeout_s: float) -> None:
@@ -130,7 +130,7 @@ class Operations:
 
     def _next_version(self) -> None:
         self._num_versions += 1
-        self._loop.scheduler.set_weight_version(self._num_versions)
+        self._loop.set_weight_version(self._num_versions)
 
 
 class _Exclusive:

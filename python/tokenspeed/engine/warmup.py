@@ -57,7 +57,7 @@ def warm_up(loop: EngineLoop, config: Config) -> None:
     else:
         _run(loop, config, [min(20 + index, longest) for index in range(min(3, limits.max_num_seqs))], _VARIANTS)
     loop.log.muted = False
-    if not loop.scheduler.flush_cache():
+    if not loop.flush_cache():
         raise EngineFault("warm-up left blocks held")
     logger.debug("warm-up took %.2f s", time.monotonic() - started_s)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tokenspeed.config.heads import Share
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.parallel import Placement
 from tokenspeed.weights import Weights
@@ -17,17 +18,24 @@ from tokenspeed_kernel import api
 class ColumnLinear:
     """y = x @ [W1; W2; ...].T + b, each W split by outputs: every rank gives its part of every W.
 
-    names: modules under `weights`, stacked in this order; sizes: outputs of each, over all ranks.
+    names: modules under `weights`, stacked in this order; sizes: outputs of each, over all ranks; shares: this rank's
+    of each, where they are not split evenly.
     """
 
     takes = Placement.REPLICATED
     gives = Placement.SHARDED
 
     def __init__(
-        self, weights: Weights, names: Sequence[str], sizes: Sequence[int], num_inputs: int, bias: bool
+        self,
+        weights: Weights,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        num_inputs: int,
+        bias: bool,
+        shares: Sequence[Share] | None = None,
     ) -> None:
-        self._parts = weights.stacked([f"{name}.weight" for name in names], sizes, num_inputs)
-        self._bias = weights.stacked_bias([f"{name}.bias" for name in names], sizes) if bias else None
+        self._parts = weights.stacked([f"{name}.weight" for name in names], sizes, num_inputs, shares)
+        self._bias = weights.stacked_bias([f"{name}.bias" for name in names], sizes, shares) if bias else None
         self._whole = self._parts[0] if len(self._parts) == 1 else None
 
     def __call__(self, x: torch.Tensor, _batch: ForwardBatch, /) -> torch.Tensor:
@@ -52,13 +60,18 @@ class GatedLinear(ColumnLinear):
 
 
 class RowLinear:
-    """y = x @ W.T + b, W split by inputs: every rank gives a summand, the first one's with the bias."""
+    """y = x @ W.T + b, W split by inputs: every rank gives a summand, the first one's with the bias.
+
+    share: this rank's inputs, where they are not split evenly.
+    """
 
     takes = Placement.SHARDED
     gives = Placement.PARTIAL
 
-    def __init__(self, weights: Weights, name: str, num_outputs: int, num_inputs: int, bias: bool) -> None:
-        self._weight = weights.matrix(f"{name}.weight", (num_outputs, num_inputs), Split.INPUTS)
+    def __init__(
+        self, weights: Weights, name: str, num_outputs: int, num_inputs: int, bias: bool, share: Share | None = None
+    ) -> None:
+        self._weight = weights.matrix(f"{name}.weight", (num_outputs, num_inputs), Split.INPUTS, share)
         self._bias = weights.vector(f"{name}.bias", num_outputs) if bias else None
         if weights.group.rank != 0:
             self._bias = None

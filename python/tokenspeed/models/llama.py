@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from tokenspeed.config.heads import head_shares
 from tokenspeed.config.model import ModelConfig
 from tokenspeed.layers import (
     AttentionShape,
@@ -51,11 +52,13 @@ class LlamaLayer:
 
 def attention(config: ModelConfig, weights: Weights, layer: int, cos_sin: torch.Tensor) -> Chain:
     """q_proj, k_proj, v_proj and o_proj under `weights`, with q_norm and k_norm where the model has them."""
-    hidden, head_dim, ranks = config.hidden_size, config.head_dim, weights.group.size
+    hidden, head_dim, group = config.hidden_size, config.head_dim, weights.group
     q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    heads, kv_heads = head_shares(config.num_heads, config.num_kv_heads, group.rank, group.size)
+    queries, keys = heads.scaled(head_dim), kv_heads.scaled(head_dim)
     shape = AttentionShape(
-        config.num_heads // ranks,
-        config.num_kv_heads // ranks,
+        heads.count,
+        kv_heads.count,
         head_dim,
         config.attention_scale,
         config.windows[layer],
@@ -68,12 +71,19 @@ def attention(config: ModelConfig, weights: Weights, layer: int, cos_sin: torch.
             RMSNorm(weights, "q_norm", head_dim, eps, offset),
             RMSNorm(weights, "k_norm", head_dim, eps, offset),
         )
-    sinks = weights.stacked_bias(["sinks"], [config.num_heads]) if config.attention_sinks else None
+    sinks = weights.stacked_bias(["sinks"], [config.num_heads], [heads]) if config.attention_sinks else None
     return connect(
-        weights.group,
-        ColumnLinear(weights, ("q_proj", "k_proj", "v_proj"), (q_size, kv_size, kv_size), hidden, config.qkv_bias),
+        group,
+        ColumnLinear(
+            weights,
+            ("q_proj", "k_proj", "v_proj"),
+            (q_size, kv_size, kv_size),
+            hidden,
+            config.qkv_bias,
+            (queries, keys, keys),
+        ),
         PagedAttention(layer, shape, cos_sin, norms, sinks),
-        RowLinear(weights, "o_proj", hidden, q_size, config.output_bias),
+        RowLinear(weights, "o_proj", hidden, q_size, config.output_bias, queries),
     )
 
 

@@ -61,7 +61,7 @@ def load_model(
     """
     ranks = group or Group()
     page = model_class(config.architecture)
-    _check_ranks(config, ranks)
+    config.check_ranks(ranks.size)
     chosen = options or LoadOptions(config.quantization, {}, KVFormat(dtype, False, None))
     where = torch.device(device)
     reader = open_weights(source, config, LoadPlan(load_format, chosen.quantization, chosen.extra, where))
@@ -84,9 +84,3 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     # torch has a type for a GPU's memory only; a CPU's allocator says it in words.
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
-
-def _check_ranks(config: ModelConfig, group: Group) -> None:
-    if config.num_kv_heads % group.size:
-        raise ModelError(
-            f"{config.num_kv_heads} KV heads do not divide among {group.size} ranks; use fewer ranks for this model"
-        )

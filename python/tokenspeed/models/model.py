@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from tokenspeed.config.heads import head_shares
 from tokenspeed.config.model import ModelConfig
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.layers.cache import LayerCache, paired_cache
@@ -28,7 +29,8 @@ class Model(ABC):
         self.device = weights.device
         self.dtype = weights.dtype
         self.kv = weights.kv
-        self.num_kv_heads = config.num_kv_heads // weights.group.size
+        _, kv_heads = head_shares(config.num_heads, config.num_kv_heads, weights.group.rank, weights.group.size)
+        self.num_kv_heads = kv_heads.count
 
     cuts_at_attention: ClassVar[bool] = False
     """Said by a page for itself, not for pages made from it: all that depends on more than the number of tokens goes

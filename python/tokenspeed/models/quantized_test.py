@@ -137,7 +137,7 @@ def test_order_of_columns_is_refused_where_inputs_are_split(tmp_path: Path) -> N
     dense_model(tmp_path, {})
     quantize_folder(tmp_path, SCHEMES["w4a16 with an order of columns"])
     weight = reader_of(tmp_path).read("model.layers.0.mlp.down_proj.weight", (128, 160))
-    with pytest.raises(ModelError, match=r"act-order.*use one rank or a variant"):
+    with pytest.raises(ModelError, match=r"act-order.*use --tensor-parallel-size 1 or a variant"):
         own_columns(weight, Group(0, 2), "w")
 
 

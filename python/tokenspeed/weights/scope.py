@@ -7,12 +7,14 @@ device. A model whose construction raises was never handed out, so nothing is ev
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
 
+from tokenspeed.config.heads import Share
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.parallel import Group
 from tokenspeed.weights.kv_format import KVFormat
@@ -60,9 +62,9 @@ class Weights:
         """A dense [size] in the activations' dtype, on every rank whole. Raises ModelError."""
         return self.on_device(self.whole(name, (size,)))
 
-    def matrix(self, name: str, shape: tuple[int, int], split: Split) -> Weight:
-        """A prepared [N, K], or our part of it. Raises ModelError."""
-        prepared = api.prepare_weight(self._read_matrix(name, shape, split), self.device, self.dtype)
+    def matrix(self, name: str, shape: tuple[int, int], split: Split, share: Share | None = None) -> Weight:
+        """A prepared [N, K], or our part of it: an even one unless `share` says which. Raises ModelError."""
+        prepared = api.prepare_weight(self._read_matrix(name, shape, split, share), self.device, self.dtype)
         self.progress.advance()
         return prepared
 
@@ -79,21 +81,33 @@ class Weights:
         """A dense [N, K] on the CPU as a product wants it on our device."""
         return api.prepare_weight(matrix.contiguous(), self.device, self.dtype)
 
-    def stacked(self, names: Sequence[str], sizes: Sequence[int], num_inputs: int) -> list[Weight]:
+    def stacked(
+        self, names: Sequence[str], sizes: Sequence[int], num_inputs: int, shares: Sequence[Share] | None = None
+    ) -> list[Weight]:
         """Matrices [size, num_inputs] on top of each other, each split by outputs: one prepared weight.
+
+        shares: our part of each, where they are not split evenly.
 
         Several only when the file packs them in different formats and the device keeps them packed.
         """
-        parts = [self._read_matrix(name, (size, num_inputs), Split.OUTPUTS) for name, size in zip(names, sizes)]
+        parts = [
+            self._read_matrix(name, (size, num_inputs), Split.OUTPUTS, share)
+            for name, size, share in zip(names, sizes, shares or itertools.repeat(None))
+        ]
         prepared = [api.prepare_weight(part, self.device, self.dtype) for part in stack(parts)]
         for _ in names:
             self.progress.advance()
         dense = [part for part in prepared if isinstance(part, torch.Tensor)]
         return stack([*dense]) if len(dense) == len(prepared) else prepared
 
-    def stacked_bias(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
-        """Biases end to end, each split among the ranks."""
-        parts = [own_part(self.whole(name, (size,)), self.group) for name, size in zip(names, sizes)]
+    def stacked_bias(
+        self, names: Sequence[str], sizes: Sequence[int], shares: Sequence[Share] | None = None
+    ) -> torch.Tensor:
+        """Biases end to end, each split among the ranks as `stacked` has it."""
+        parts = [
+            own_part(self.whole(name, (size,)), self.group, share)
+            for name, size, share in zip(names, sizes, shares or itertools.repeat(None))
+        ]
         return self.on_device(torch.cat(parts))
 
     def whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -109,17 +123,21 @@ class Weights:
         # A copy: the file's pages must not stay mapped for a few numbers.
         return vector.to(device=self.device, dtype=self.dtype, copy=True)
 
-    def _read_matrix(self, name: str, shape: tuple[int, int], split: Split) -> Weight:
+    def _read_matrix(
+        self, name: str, shape: tuple[int, int], split: Split, share: Share | None = None
+    ) -> Weight:
         full_name = self.prefix + name
         weight = self.reader.read(full_name, shape)
         if split is Split.OUTPUTS:
-            return own_rows(weight, self.group, self.reader.where(full_name))
+            return own_rows(weight, self.group, self.reader.where(full_name), share)
         if split is Split.INPUTS:
-            return own_columns(weight, self.group, self.reader.where(full_name))
+            return own_columns(weight, self.group, self.reader.where(full_name), share)
         return weight
 
 
-def own_part(vector: torch.Tensor, group: Group) -> torch.Tensor:
+def own_part(vector: torch.Tensor, group: Group, share: Share | None) -> torch.Tensor:
     """Our share of a vector that goes with outputs split among the ranks."""
-    count = vector.shape[0] // group.size
-    return vector[group.rank * count : (group.rank + 1) * count]
+    if share is None or group.size == 1:
+        count = vector.shape[0] // group.size
+        share = Share(group.rank * count, count)
+    return vector[share.start : share.start + share.count]

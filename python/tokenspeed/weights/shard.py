@@ -7,46 +7,53 @@ from dataclasses import replace
 
 import torch
 
+from tokenspeed.config.heads import FLAG, Share, even_share
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.parallel.group import Group
 from tokenspeed_kernel.api import BLOCK_FORMATS, PackedWeight, Weight, in_blocks_of_32
 
 
-def own_rows(weight: Weight, group: Group, where: str) -> Weight:
-    """Our share of the outputs: rows [rank * N / size, (rank + 1) * N / size)."""
+def own_rows(weight: Weight, group: Group, where: str, share: Share | None = None) -> Weight:
+    """Our share of the outputs; by default rows [rank * N / size, (rank + 1) * N / size)."""
     if group.size == 1:
         return weight
-    count = _share(weight.shape[0], group, where)
-    start = group.rank * count
+    part = share or _share(weight.shape[0], group, where)
+    rows = slice(part.start, part.start + part.count)
     if isinstance(weight, PackedWeight):
-        return replace(weight, data=weight.data[start : start + count], shape=(count, weight.shape[1]))
-    return weight[start : start + count]
+        return replace(weight, data=weight.data[rows], shape=(part.count, weight.shape[1]))
+    return weight[rows]
 
 
-def own_columns(weight: Weight, group: Group, where: str) -> Weight:
-    """Our share of the inputs: columns [rank * K / size, (rank + 1) * K / size)."""
+def own_columns(weight: Weight, group: Group, where: str, share: Share | None = None) -> Weight:
+    """Our share of the inputs; by default columns [rank * K / size, (rank + 1) * K / size)."""
     if group.size == 1:
         return weight
-    count = _share(weight.shape[1], group, where)
-    start = group.rank * count
+    part = share or _share(weight.shape[1], group, where)
+    start, count = part.start, part.count
     if not isinstance(weight, PackedWeight):
         return weight[:, start : start + count].contiguous()
     if weight.columns is not None:
         raise ModelError(
             f"{where}: its columns are ordered by group (act-order), so no rank's share of inputs has whole groups; "
-            "use one rank or a variant quantized without act-order"
+            f"use {FLAG} 1 or a variant quantized without act-order"
         )
-    if count % BLOCK_FORMATS[weight.format].num_values:
+    if _is_cut(weight, part):
         weight = in_blocks_of_32(weight)
     block = BLOCK_FORMATS[weight.format]
-    if count % block.num_values:
+    if _is_cut(weight, part):
         raise ModelError(
             f"{where}: {count} columns for each of {group.size} ranks are not whole {weight.format} blocks of "
-            f"{block.num_values}; use fewer ranks or another quantization"
+            f"{block.num_values}; use fewer ranks ({FLAG}) or another quantization"
         )
-    width = count // block.num_values * block.num_bytes
-    data = weight.data[:, group.rank * width : (group.rank + 1) * width].contiguous()
+    first, width = (number // block.num_values * block.num_bytes for number in (start, count))
+    data = weight.data[:, first : first + width].contiguous()
     return replace(weight, data=data, shape=(weight.shape[0], count))
+
+
+def _is_cut(weight: PackedWeight, part: Share) -> bool:
+    """Whether the part begins or ends inside a block."""
+    size = BLOCK_FORMATS[weight.format].num_values
+    return bool(part.start % size or part.count % size)
 
 
 def stack(weights: list[Weight]) -> list[Weight]:
@@ -79,7 +86,8 @@ def _same(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
     return torch.equal(first, second)
 
 
-def _share(size: int, group: Group, where: str) -> int:
-    if size % group.size:
-        raise ModelError(f"{where}: size {size} does not divide among {group.size} ranks; use another number of ranks")
-    return size // group.size
+def _share(size: int, group: Group, where: str) -> Share:
+    part = even_share(size, group.rank, group.size)
+    if part is None:
+        raise ModelError(f"{where}: size {size} does not divide among {group.size} ranks; use another {FLAG}")
+    return part

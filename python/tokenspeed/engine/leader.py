@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: MIT
+"""The first rank of several: starts the others, tells them its turns, watches that they live.
+
+Orders are sent by the thread that builds and then by the loop's. A thread of its own (`ranks`) reads what the others
+report: agreement, faults, a sign of life a second. A rank that ends, reports a fault, or says nothing for too long, and
+a step that nobody finishes, is the loss of the engine: callers learn it by an exception of their next call, and where
+the thread that would call waits for a device, `on_loss` is called after a moment. No rank is ever replaced alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tokenspeed.config.flags import FlagError
+from tokenspeed.config.hardware import Hardware
+from tokenspeed.config.model import ModelConfig
+from tokenspeed.config.model_error import ModelError
+from tokenspeed.config.model_source import ModelSource
+from tokenspeed.config.resolve import Config
+from tokenspeed.engine.admission import Grammars
+from tokenspeed.engine.errors import EngineFault, OutOfMemory
+from tokenspeed.engine.messages import Command
+from tokenspeed.engine.rank_link import Kind, LinkLost, Orders, ReportReader
+from tokenspeed.engine.ranks import Choose
+from tokenspeed.engine.turns import Digest, Operation, Turn, Verdict, for_others
+from tokenspeed.grammar import GrammarCompiler
+from tokenspeed.parallel.join import Meeting, Opened, join
+from tokenspeed_cc import Plan
+
+logger = logging.getLogger("tokenspeed.engine")
+
+_LOOPBACK = "127.0.0.1"
+_WATCH_S = 0.25
+_NOTICE_S = 0.5
+"""That the thread which serves has to see a loss by itself, and to end in its own words."""
+_END_S = 10.0
+_FAULTS: dict[str, type[Exception]] = {"ModelError": ModelError, "OutOfMemory": OutOfMemory}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a rank has to know."""
+
+    config: Config
+    source: ModelSource
+    model_config: ModelConfig
+    hardware: Hardware
+    rank: int
+    meeting: Meeting
+
+
+@dataclass
+class Peer:
+    """Another rank. process: None on another machine."""
+
+    rank: int
+    orders: Orders
+    reader: ReportReader
+    process: subprocess.Popen[bytes] | None
+    heard_s: float
+
+
+class Leader:
+    """`Ranks` of the first one; see there."""
+
+    leads = True
+
+    def __init__(self, peers: Sequence[Peer], timeout_s: float) -> None:
+        self.on_loss: Callable[[Exception], None] = _nothing
+        self._peers = list(peers)
+        self._timeout_s = timeout_s
+        self._digest = Digest()
+        self._values: queue.SimpleQueue[tuple[int, str, Any] | None] = queue.SimpleQueue()
+        self._loss: Exception | None = None
+        self._noticed = threading.Event()
+        self._closing = False
+        self._num_in_flight = 0
+        self._progress_s = time.monotonic()
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
+
+    def join(self, opened: Opened, device: torch.device) -> None:
+        """Meet the others for collectives. Raises what a rank failed with."""
+        self._opened = opened
+        try:
+            self.group = join(opened.meeting, 0, len(self._peers) + 1, device, self._timeout_s)
+        except RuntimeError as error:
+            self.check()
+            raise EngineFault(f"the ranks did not find each other: {error}") from None
+
+    @property
+    def mirror(self) -> Leader:
+        return self
+
+    def agree(self, what: str, value: Any, choose: Choose) -> Any:
+        values = {0: value}
+        while len(values) <= len(self._peers):
+            told = self._values.get()
+            self.check()
+            assert told is not None
+            rank, about, found = told
+            if about != what:
+                raise EngineFault(f"rank {rank} is at {about!r} and the first one at {what!r}")
+            values[rank] = found
+        chosen = choose([values[rank] for rank in range(len(values))])
+        self._send(Kind.ANSWER, chosen)
+        return chosen
+
+    def grammars(self, compiler: GrammarCompiler) -> Grammars:
+        return compiler
+
+    def check(self) -> None:
+        if self._loss is not None:
+            self._noticed.set()
+            raise self._loss
+
+    def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        self._noticed.set()
+        for peer in self._peers:
+            try:
+                peer.orders.send(Kind.STOP, None)
+            except LinkLost:
+                pass
+        deadline_s = time.monotonic() + (_END_S if self._loss is None else 0.0)
+        for peer in self._peers:
+            if peer.process is not None:
+                _end(peer.process, deadline_s - time.monotonic())
+        self._watcher.join(2 * _WATCH_S)
+        for peer in self._peers:
+            peer.orders.close()
+            peer.reader.socket.close()
+
+    # ---- the mirror ------------------------------------------------------------------------------------------------
+
+    def operated(self, name: str, *arguments: Any) -> None:
+        self._send(Kind.OPERATION, Operation(name, arguments))
+
+    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict]) -> None:
+        told = for_others(commands)
+        self._send(Kind.TURN, Turn(told, verdicts) if told or verdicts else None)
+
+    def planned(self, plan: Plan) -> None:
+        self._digest.planned(plan)
+        if not self._num_in_flight:
+            self._progress_s = time.monotonic()
+        self._num_in_flight += 1
+
+    def settled(self, token_ids: NDArray[np.int32]) -> None:
+        self._digest.settled(token_ids)
+        self._num_in_flight -= 1
+        self._progress_s = time.monotonic()
+
+    def _send(self, kind: Kind, content: Any) -> None:
+        self.check()
+        for peer in self._peers:
+            try:
+                peer.orders.send(kind, content, self._digest.value)
+            except LinkLost as error:
+                self._noticed.set()
+                raise self._loss or EngineFault(f"rank {peer.rank} is gone: {error}") from None
+
+    # ---- the watch -------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        selector = selectors.DefaultSelector()
+        for peer in self._peers:
+            selector.register(peer.reader.socket, selectors.EVENT_READ, peer)
+        while not self._closing and self._loss is None:
+            for key, _ in selector.select(_WATCH_S):
+                self._read(key.data)
+            self._check_clocks(time.monotonic())
+        selector.close()
+
+    def _read(self, peer: Peer) -> None:
+        try:
+            reports = peer.reader.take()
+        except LinkLost:
+            how = _ending(peer.process)
+            self._lose(EngineFault(f"rank {peer.rank} ended ({how}) while the engine was running"))
+            return
+        for report in reports:
+            peer.heard_s = time.monotonic()
+            if "fault" in report:
+                kind = _FAULTS.get(report["fault"])
+                text = report["text"]
+                self._lose(kind(text) if kind else _flag_error(report) or EngineFault(f"rank {peer.rank}: {text}"))
+            elif "at" in report:
+                self._values.put((peer.rank, report["at"], report["value"]))
+
+    def _check_clocks(self, now_s: float) -> None:
+        for peer in self._peers:
+            if now_s - peer.heard_s > self._timeout_s:
+                self._lose(EngineFault(f"rank {peer.rank} has given no sign of life for {self._timeout_s:g} s"))
+        if self._num_in_flight and now_s - self._progress_s > self._timeout_s:
+            self._lose(EngineFault(f"no step has ended for {self._timeout_s:g} s: the ranks wait for each other"))
+
+    def _lose(self, error: Exception) -> None:
+        if self._closing or self._loss is not None:
+            return
+        self._loss = error
+        self._values.put(None)
+        if not self._noticed.wait(_NOTICE_S):
+            self.on_loss(error)
+
+
+def lead(config: Config, source: ModelSource, model_config: ModelConfig, hardware: Hardware) -> Leader:
+    """Start the other ranks of this machine and meet all of them. Raises what a rank failed with."""
+    parallel = config.parallel
+    opened = Opened(parallel.init_host or _LOOPBACK, parallel.init_port, parallel.tensor_size, parallel.timeout_s)
+    setup = Setup(config, source, model_config, hardware, 0, opened.meeting)
+    peers = [start_rank(setup, rank) for rank in range(1, len(parallel.devices))]
+    leader = Leader(peers, parallel.timeout_s)
+    try:
+        leader.join(opened, torch.device(config.device.device))
+    except BaseException:
+        leader.close()
+        raise
+    return leader
+
+
+def start_rank(setup: Setup, rank: int) -> Peer:
+    """Another process of this machine. It ends with us, however we end."""
+    orders, their_orders = socket.socketpair()
+    reports, their_reports = socket.socketpair()
+    numbers = (their_orders.fileno(), their_reports.fileno())
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    command = [sys.executable, "-m", "tokenspeed.engine.follower", *map(str, numbers)]
+    process = subprocess.Popen(command, env=environment, pass_fds=numbers, stdin=subprocess.DEVNULL)
+    their_orders.close()
+    their_reports.close()
+    timeout_s = setup.config.parallel.timeout_s
+    peer = Peer(rank, Orders(orders, timeout_s), ReportReader(reports), process, time.monotonic())
+    peer.orders.send(Kind.SETUP, replace(setup, rank=rank, config=config_of_rank(setup.config, rank)))
+    return peer
+
+
+def config_of_rank(config: Config, rank: int) -> Config:
+    """The same engine on another device, with no ports and no words of its own."""
+    device = config.parallel.devices[rank - config.parallel.first_rank]
+    operations = replace(config.operations, metrics_port=None, control_port=None)
+    log = replace(config.log, log_level="warning" if config.log.log_level == "info" else config.log.log_level)
+    return replace(config, device=replace(config.device, device=device), operations=operations, log=log)
+
+
+def _flag_error(report: dict[str, Any]) -> Exception | None:
+    if report["fault"] != "FlagError":
+        return None
+    flag, _, why = report["text"].partition(": ")
+    return FlagError(flag, why)
+
+
+def _ending(process: subprocess.Popen[bytes] | None) -> str:
+    """How a rank ended, in words."""
+    if process is None:
+        return "its connection closed"
+    try:
+        status = process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        return "its connection closed"
+    return f"exit status {status}" if status >= 0 else f"signal {-status}"
+
+
+def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    try:
+        process.wait(max(0.0, timeout_s))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _nothing(_error: Exception) -> None:
+    return

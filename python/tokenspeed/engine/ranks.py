@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""What an engine asks of the ranks it shares a model with, while it is built and while it runs.
+
+`ALONE` is an engine of one rank, `leader.Leader` the first of several, `follower.Follower` any other. All ranks make
+the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from tokenspeed.engine.admission import Grammars
+from tokenspeed.engine.turns import Mirror, NoMirror
+from tokenspeed.grammar import GrammarCompiler
+from tokenspeed.parallel import Group
+
+Choose = Callable[[Sequence[Any]], Any]
+
+
+class Ranks(Protocol):
+    """`group`: for the model's collectives. `mirror`: for the loop."""
+
+    @property
+    def group(self) -> Group: ...
+    @property
+    def mirror(self) -> Mirror: ...
+    @property
+    def leads(self) -> bool:
+        """Whether requests and operators come here."""
+
+    def agree(self, what: str, value: Any, choose: Choose) -> Any:
+        """What the first rank chooses of every rank's value, by rank; on all of them. Values are JSON's.
+
+        what: must be the same everywhere. Also where ranks wait for each other. Raises what a rank failed with.
+        """
+
+    def grammars(self, compiler: GrammarCompiler) -> Grammars:
+        """Whom admission asks for grammars."""
+
+    def check(self) -> None:
+        """Raise EngineFault when a rank is lost."""
+
+    def close(self) -> None:
+        """The others end too; nothing may be in flight. May be called twice."""
+
+
+class Alone:
+    """One rank."""
+
+    group = Group()
+    mirror = NoMirror()
+    leads = True
+
+    def agree(self, what: str, value: Any, choose: Choose) -> Any:
+        return choose([value])
+
+    def grammars(self, compiler: GrammarCompiler) -> Grammars:
+        return compiler
+
+    def check(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+ALONE = Alone()
+
+
+def first(values: Sequence[Any]) -> Any:
+    """The first rank's."""
+    return values[0]

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+"""Process groups of our own: a process may have any number of them, and torch's default group stays the user's.
+
+The first rank opens a `Meeting`, the others are told its address. `join` is called once a rank, by all at about the
+same time; it returns when all are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+from tokenspeed.parallel.group import Group
+
+# Its stubs know little of these classes.
+dist: Any = torch.distributed
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where ranks find each other: a TCP address of the first one's."""
+
+    host: str
+    port: int
+
+
+class Opened:
+    """The first rank's end of a meeting; keep it while the group is in use. port 0: any free one."""
+
+    def __init__(self, host: str, port: int, num_ranks: int, timeout_s: float) -> None:
+        self.store = _store(host, port, num_ranks, timeout_s, opens=True)
+        self.meeting = Meeting(host, self.store.port)
+
+
+def join(meeting: Meeting, rank: int, num_ranks: int, device: torch.device, timeout_s: float) -> Group:
+    """Our place in a group of `num_ranks`. timeout_s: that the others have to come, and for a collective on a CPU;
+    those of GPUs are watched by whoever waits for their results. Raises RuntimeError when somebody does not come."""
+    store = dist.PrefixStore("ranks", _store(meeting.host, meeting.port, num_ranks, timeout_s, opens=False))
+    made = _gloo if device.type == "cpu" else _nccl
+    return Group(rank, num_ranks, made(store, rank, num_ranks, meeting.host, timeout_s))
+
+
+def _store(host: str, port: int, num_ranks: int, timeout_s: float, opens: bool) -> Any:
+    return dist.TCPStore(
+        host, port, num_ranks, opens, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+    )
+
+
+def _gloo(store: Any, rank: int, num_ranks: int, host: str, timeout_s: float) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    options._threads = 1
+    # Ranks of one machine meet on its loopback device, whatever the machine's name resolves to.
+    on_loopback = host.startswith("127.")
+    gloo = dist.ProcessGroupGloo
+    options._devices = [gloo.create_device(hostname=host) if on_loopback else gloo.create_default_device()]
+    return gloo(store, rank, num_ranks, options)
+
+
+def _nccl(store: Any, rank: int, num_ranks: int, _host: str, _timeout_s: float) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    # Captured collectives are in no list of NCCL's own watch; the engine has its own, and this one ends processes.
+    options._timeout = timedelta(days=1)
+    return dist.ProcessGroupNCCL(store, rank, num_ranks, options)
