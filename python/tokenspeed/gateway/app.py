@@ -9,6 +9,7 @@ grace time to finish; what is left is told that the server stopped. A second sig
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import ssl
@@ -85,9 +86,18 @@ async def _serve(config: GatewayConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     async with gateway(config) as (service, port):
+        settle_memory()
         logger.info("listening on %s:%d", config.host, port)
         await stop.wait()
         await _drain(service, config, hurry)
+
+
+def settle_memory() -> None:
+    """What the start has made stays for good; and requests make few cycles. A collector that looks at everything every
+    700 allocations takes a sixth of a busy gateway's time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 async def _drain(service: Service, config: GatewayConfig, hurry: asyncio.Event) -> None:

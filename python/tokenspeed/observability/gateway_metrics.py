@@ -11,6 +11,7 @@ the lane carries, so that one scrape of the gateway shows the whole deployment.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -20,6 +21,9 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 # Upper bounds in seconds. Latencies of a laptop's CPU and of a GPU cluster both fall inside.
 DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 45, 60, 90, 120, 180, 240)
 TOKEN_LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+
+
+M = TypeVar("M", Counter, Histogram)
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,20 @@ class GatewayMetrics:
 
     def __init__(self, duration_buckets_s: tuple[float, ...] = DURATION_BUCKETS_S) -> None:
         self.registry = CollectorRegistry()
+        self._series: dict[tuple[str, ...], Any] = {}
         self._make_http(duration_buckets_s)
         self._make_router(duration_buckets_s)
         self._make_workers()
         self._make_breakers()
         self._make_routing()
+
+    def _of(self, metric: M, *values: str) -> M:
+        """A series of `metric`. The library's own look-up costs more than counting; series of requests never end."""
+        key = (metric._name, *values)
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = metric.labels(*values)
+        return series
 
     def render(self) -> bytes:
         """The text of GET /metrics; its content type is CONTENT_TYPE."""
@@ -97,15 +110,15 @@ class GatewayMetrics:
         path is the route's pattern, never the client's string; error_code is "" for a success.
         """
         self._http_active.dec()
-        self._http_requests.labels(method, path).inc()
-        self._http_responses.labels(path, str(status), error_code).inc()
-        self._http_duration.labels(method, path).observe(duration_s)
+        self._of(self._http_requests, method, path).inc()
+        self._of(self._http_responses, path, str(status), error_code).inc()
+        self._of(self._http_duration, method, path).observe(duration_s)
 
     # Router: requests that need an engine.
 
     def route_started(self, route: RouteLabels, streaming: bool) -> None:
         """A valid request was accepted for routing."""
-        self._router_requests.labels(*route.values, "true" if streaming else "false").inc()
+        self._of(self._router_requests, *route.values, "true" if streaming else "false").inc()
 
     def route_failed(self, route: RouteLabels, error_type: str, reason: str) -> None:
         """The request ended with an error; reason is the error's machine-readable code."""
@@ -113,19 +126,19 @@ class GatewayMetrics:
 
     def route_finished(self, route: RouteLabels, times: RequestTimes) -> None:
         """The request ended with an answer: records its latencies."""
-        self._router_duration.labels(*route.values).observe(times.total_s)
+        self._of(self._router_duration, *route.values).observe(times.total_s)
         if times.first_token_s is None:
             return
-        self._router_ttft.labels(*route.values).observe(times.first_token_s)
+        self._of(self._router_ttft, *route.values).observe(times.first_token_s)
         generation_s = times.total_s - times.first_token_s
-        self._router_generation.labels(*route.values).observe(generation_s)
+        self._of(self._router_generation, *route.values).observe(generation_s)
         if times.num_output_tokens > 1:
-            self._router_tpot.labels(*route.values).observe(generation_s / (times.num_output_tokens - 1))
+            self._of(self._router_tpot, *route.values).observe(generation_s / (times.num_output_tokens - 1))
 
     def tokens(self, route: RouteLabels, num_input: int, num_cached: int, num_output: int) -> None:
         """Tokens of one finished or broken request; cached ones are part of the input."""
         for token_type, num_tokens in (("input", num_input), ("cached", num_cached), ("output", num_output)):
-            self._router_tokens.labels(*route.values, token_type).inc(num_tokens)
+            self._of(self._router_tokens, *route.values, token_type).inc(num_tokens)
 
     # Workers.
 
@@ -143,9 +156,9 @@ class GatewayMetrics:
 
     def worker_selected(self, model: str, policy: str, branch: str) -> None:
         """A policy chose a worker for an attempt; branch is the policy's reason."""
-        self._worker_selections.labels("regular", "zmq", model, policy).inc()
+        self._of(self._worker_selections, "regular", "zmq", model, policy).inc()
         if policy in self._branches:
-            self._branches[policy].labels(branch).inc()
+            self._of(self._branches[policy], branch).inc()
 
     def policy_remembers(self, policy: str, number: int) -> None:
         """How much a policy keeps of requests: tokens of cache_aware's tree, keys of manual's table."""
@@ -162,7 +175,7 @@ class GatewayMetrics:
 
     def breaker_outcome(self, worker: str, success: bool) -> None:
         """An attempt ended in a way that speaks for (True) or against a worker."""
-        self._cb_outcomes.labels(worker, "success" if success else "failure").inc()
+        self._of(self._cb_outcomes, worker, "success" if success else "failure").inc()
 
     def breaker_changed(self, worker: str, old: str, new: str) -> None:
         """A circuit breaker went from one state to another; closed, open or half_open."""

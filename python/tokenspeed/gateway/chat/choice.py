@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from tokenspeed.gateway.text.detokenizer import Detokenizer
 from tokenspeed.gateway.text.parse.events import Event, Text
 from tokenspeed.gateway.text.stop import StopMatcher
@@ -45,8 +47,7 @@ class TokenLogprob:
     """Characters of the choice's text before this token."""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What some tokens added. `finish` is "" until the choice's end."""
 
     text: str
@@ -65,8 +66,7 @@ class Piece:
         return self.events or ([Text(self.text)] if self.text else ())
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True):
     """New tokens of a choice with whatever came beside them; `finish` is "" or the engine's reason."""
 
     ids: Sequence[int]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import random
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,8 +83,7 @@ class Job:
         if self.params.seed is not None:
             return [self.params.seed] * len(self.prompts)
         # Drawn from the request's id: a retry repeats the attempt before it.
-        draw = random.Random(self.request_id)
-        return [draw.randint(0, SEED_MAX) for _ in self.prompts]
+        return [_drawn_seed(self.request_id, number) for number in range(len(self.prompts))]
 
     def _request(self, rid: str, prompt: Sequence[int], sampling: SamplingParamsWire) -> Request:
         params = self.params
@@ -107,6 +106,11 @@ class Job:
         if not more:
             return plain
         return TokenizedGenerateReqInput(**{name: getattr(plain, name) for name in plain.__struct_fields__}, **more)
+
+
+def _drawn_seed(request_id: str, number: int) -> int:
+    digest = hashlib.blake2b(f"{request_id}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) & SEED_MAX
 
 
 def check_room(

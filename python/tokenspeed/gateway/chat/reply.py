@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from tokenspeed.gateway.chat.choice import Piece
 from tokenspeed.gateway.text.parse.events import CallArguments, CallStart, Event, Text, Thought

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 _COMMENT = b": keep-alive\n\n"
 _TICK_S = 1.0
@@ -27,6 +27,8 @@ class EventStream:
         """Whether some of the answer is out (comments are none)."""
         self.last_write_s = time.monotonic()
         self._request = request
+        self._transport: asyncio.Transport | None = None
+        """Where chunks may be written without asking the response; None before its head is out."""
         self._opening = asyncio.Lock()
         self.response = web.StreamResponse(headers=headers)
         self.response.content_type = "text/event-stream"
@@ -35,6 +37,12 @@ class EventStream:
     async def write(self, data: bytes) -> None:
         """Send whole events. Raises `ConnectionError` when the client has left."""
         self.answered = True
+        transport = self._transport
+        if transport is not None and not transport.get_write_buffer_size() and not transport.is_closing():
+            # An event a token: the way through the response would cost as much as making the event.
+            self.last_write_s = time.monotonic()
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            return
         await self._write(data)
 
     async def comment(self) -> None:
@@ -50,10 +58,14 @@ class EventStream:
             await self._open()
         self.last_write_s = time.monotonic()
         await self.response.write(data)
+        if self.response.chunked:
+            self._transport = self._request.transport
 
     async def _open(self) -> None:
         async with self._opening:
             if not self.started:
+                if self._request.version >= HttpVersion11:
+                    self.response.enable_chunked_encoding()
                 await self.response.prepare(self._request)
                 self.started = True
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from tokenspeed.gateway.text.vocabulary import TokenSpelling, Vocabulary
 
-_new_decoder = codecs.getincrementaldecoder("utf-8")
+_new_decoder: type[codecs.BufferedIncrementalDecoder] = codecs.getincrementaldecoder("utf-8")  # type: ignore[assignment]
 
 
 class Detokenizer:
@@ -25,7 +25,7 @@ class Detokenizer:
     def __init__(self, vocabulary: Vocabulary, *, hidden: frozenset[int], continues: bool) -> None:
         self._token_bytes = vocabulary.token_bytes
         self._skip = hidden
-        self._decode = _new_decoder(errors="replace").decode
+        self._decoder = _new_decoder(errors="replace")
         self._strip = not continues and vocabulary.spelling is TokenSpelling.SENTENCEPIECE
 
     def feed(self, token_ids: Iterable[int]) -> str:
@@ -34,8 +34,10 @@ class Detokenizer:
         data = b"".join([token_bytes(token_id) for token_id in token_ids if token_id not in skip])
         if self._strip and data:
             data, self._strip = data.removeprefix(b" "), False
-        return self._decode(data)
+        if data.isascii() and not self._decoder.buffer:
+            return data.decode("ascii")  # most tokens: the incremental decoder runs in Python
+        return self._decoder.decode(data)
 
     def close(self) -> str:
         """What is left: U+FFFD for an unfinished character, else nothing."""
-        return self._decode(b"", True)
+        return self._decoder.decode(b"", True)

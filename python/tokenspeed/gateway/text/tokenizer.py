@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ import tokenizers
 
 from tokenspeed.gateway.text.detokenizer import Detokenizer
 from tokenspeed.gateway.text.vocabulary import TokenSpelling, Vocabulary
+
+# A text is encoded in the caller's thread; handing a batch of one to a pool would only cost its wake-up.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class TokenizerError(ValueError):
@@ -64,7 +68,9 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of `text`. Special tokens written out in the text are recognised; with `add_special_tokens`, those
         that the model expects around every text (such as the first one) are added."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # "Fast" leaves out the offsets of tokens in the text, which nobody asks for.
+        encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded[0].ids
         if add_special_tokens and (self.facts.prefix_ids or self.facts.suffix_ids):
             return [*self.facts.prefix_ids, *ids, *self.facts.suffix_ids]
         return ids

@@ -98,6 +98,8 @@ class GatewayLane:
         self._timers: list[asyncio.TimerHandle] = []
         self._expected = 1
         self._doomed = False
+        self._looking = False
+        """A look at the request socket is on its way."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- life ------------------------------------------------------------------------------------------------
@@ -270,10 +272,16 @@ class GatewayLane:
             logger.warning("worker %s: rank %d cannot be reached: %s", self.url, rank.index, error)
             self._lose_soon(f"rank {rank.index} cannot be reached")
             return False
-        # A send may swallow the edge that announced a message to read.
-        if readable(self._input):
-            self._loop.call_soon(self._drain, self._input, self._on_registration)
+        # A send may swallow the edge that announced a message to read; one look after all sends of a turn will do.
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._look)
         return True
+
+    def _look(self) -> None:
+        self._looking = False
+        if self._input is not None:
+            self._drain(self._input, self._on_registration)
 
     # ---- handshake -------------------------------------------------------------------------------------------
 
