@@ -38,6 +38,7 @@ from tokenspeed.gateway.http.logs import configure_logs
 from tokenspeed.gateway.http.server import Server, metrics_response
 from tokenspeed.gateway.http.service import Service
 from tokenspeed.gateway.http.sse import KeepAlive
+from tokenspeed.gateway.openapi import openapi_route
 from tokenspeed.gateway.responses.api import ResponsesApi
 from tokenspeed.gateway.route.breaker import BreakerOptions, BreakerState
 from tokenspeed.gateway.route.policies import make_policy
@@ -153,7 +154,7 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         keys = KeyCheck(config.api_keys)
         admin = AdminApi(router, keys, group.create_task, config.drain.grace_s)
         stack.callback(admin.close)
-        routes = admin.routes()
+        routes = [*admin.routes(), openapi_route()]
         if config.history.backend != "none":
             history = History(_history_backend(config.history))
             stack.push_async_callback(history.close)

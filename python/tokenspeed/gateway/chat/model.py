@@ -17,7 +17,9 @@ from tokenspeed.gateway.text.template import ChatTemplate
 from tokenspeed.gateway.text.tokenizer import Tokenizer
 
 _LONG_TEXT = 16_384
-"""Characters from which on a text is encoded off the loop (about 10 ms)."""
+"""Characters or tokens from which on a text is encoded or decoded off the loop (about 10 ms)."""
+_SMALLEST_WINDOW = 65_536
+"""Characters."""
 
 
 class ServedModel:
@@ -62,10 +64,30 @@ class ServedModel:
         raise ApiError(404, "model_not_found", f"model {asked!r} is not served here; {self.name!r} is", "model")
 
     async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`. Raises `ApiError` 400 for text that is no Unicode (lone surrogates)."""
+        """Token ids of a prompt. Raises `ApiError` 400 for text that is no Unicode (lone surrogates), and for one that
+        is too long by far, of which only the beginning is encoded; the exact limit is `check_room`'s."""
+        limit = self.max_model_len
+        window = max(_SMALLEST_WINDOW, 4 * limit)
+        while window < len(text):
+            # A cut changes the tokens near it only, so twice the limit leaves no doubt.
+            num_tokens = len(await self.tokens(text[:window], param, add_special_tokens=add_special_tokens))
+            if num_tokens > 2 * limit:
+                message = f"the context is {limit} tokens; the prompt has more than {num_tokens - limit}"
+                raise invalid(param, "context_length_exceeded", message)
+            window *= 4
+        return await self.tokens(text, param, add_special_tokens=add_special_tokens)
+
+    async def tokens(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text of any length. Raises `ApiError` 400 for text that is no Unicode."""
         try:
             if len(text) < _LONG_TEXT:
                 return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
             return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError):
             raise invalid(param, "invalid_value", f"{param} contains characters that are no Unicode text") from None
+
+    async def text(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of tokens."""
+        if len(token_ids) < _LONG_TEXT:
+            return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)

@@ -37,6 +37,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _ID_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 _MAX_ID_LENGTH = 256
 _JSON = "application/json"
+_MAX_CHARACTERS, _MAX_TOKENS = 4_194_304, 1_048_576
+"""What is tokenized, and turned back into text, at once: some seconds of work in a thread of its own."""
 _REQUEST_ID = web.RequestKey("request_id", str)
 
 
@@ -195,7 +197,9 @@ class Server:
         asked, _ = parse_body(await request.read(), TokenizeRequest)
         model = self._service.model
         model.check_name(asked.model)
-        ids = await model.encode(asked.prompt, "prompt", add_special_tokens=asked.add_special_tokens)
+        if len(asked.prompt) > _MAX_CHARACTERS:
+            raise _too_long("prompt", "string_above_max_length", f"{len(asked.prompt)} characters", _MAX_CHARACTERS)
+        ids = await model.tokens(asked.prompt, "prompt", add_special_tokens=asked.add_special_tokens)
         return _json({"tokens": ids, "count": len(ids)})
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
@@ -207,9 +211,11 @@ class Server:
         asked, _ = parse_body(await request.read(), DetokenizeRequest)
         model = self._service.model
         model.check_name(asked.model)
+        if len(asked.tokens) > _MAX_TOKENS:
+            raise _too_long("tokens", "array_above_max_length", f"{len(asked.tokens)} tokens", _MAX_TOKENS)
         if any(not 0 <= token < model.tokenizer.size for token in asked.tokens):
             raise invalid("tokens", "invalid_value", f"tokens must be in [0, {model.tokenizer.size})")
-        return _json({"text": model.tokenizer.decode(asked.tokens, skip_special_tokens=asked.skip_special_tokens)})
+        return _json({"text": await model.text(asked.tokens, skip_special_tokens=asked.skip_special_tokens)})
 
     # ---- health ------------------------------------------------------------------------------------------------
 
@@ -254,6 +260,10 @@ def metrics_response(service: Service) -> web.Response:
 
 def _json(value: object, status: int = 200) -> web.Response:
     return web.Response(body=encode_json(value), status=status, content_type=_JSON)
+
+
+def _too_long(param: str, code: str, has: str, limit: int) -> ApiError:
+    return invalid(param, code, f"{param} has {has}, at most {limit}")
 
 
 def _error_response(error: ApiError, path: str) -> web.Response:

@@ -417,3 +417,44 @@ def test_a_port_that_another_program_has_is_named_in_one_line(
         argv = ["--worker-urls", f"ipc://{folder}/w", "--model-path", str(tmp_path), "--host", "127.0.0.1"]
         assert run(parse_launch([*argv, "--port", str(port), "--history-path", f"{folder}/history.sqlite"])) == 1
     assert f"smg launch: error: cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+# ---- long inputs -------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_is_too_long_by_far_is_refused_without_encoding_all_of_it(
+    running: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    tokenizer = running.service.model.tokenizer
+    encode = tokenizer.encode
+
+    def counting(text: str, *, add_special_tokens: bool) -> list[int]:
+        encoded.append(len(text))
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode", counting)
+    long = "word " * 400_000
+    chat = {"messages": [{"role": "user", "content": long}]}
+    for path, body, param in (
+        (PATH, chat, "messages"),
+        ("/v1/completions", {"prompt": ["short", long]}, "prompt"),
+        ("/v1/messages", {**chat, "max_tokens": 3}, "messages"),
+        ("/v1/responses", {"input": long}, "input"),
+        ("/generate", {"text": long}, "text"),
+    ):
+        encoded.clear()
+        status, answer = running.post(path, body)
+        assert status == 400 and "the context is 8192 tokens" in answer["error"]["message"]
+        assert answer["error"].get("code", "context_length_exceeded") == "context_length_exceeded"
+        assert answer["error"].get("param", param) == param
+        assert sum(encoded) < 100_000
+
+
+def test_tokenize_and_detokenize_have_limits_of_their_own(running: RunningGateway) -> None:
+    status, answer = running.post("/v1/tokenize", {"prompt": "x" * 4_194_305})
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "string_above_max_length", "prompt")
+    assert running.post("/v1/tokenize", {"prompt": "x" * 20_000})[1]["count"] == 20_000
+    status, answer = running.post("/v1/detokenize", {"tokens": [5] * 1_048_577})
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "array_above_max_length", "tokens")
+    assert len(running.post("/v1/detokenize", {"tokens": [100] * 20_000})[1]["text"]) == 20_000
