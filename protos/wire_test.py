@@ -2,8 +2,9 @@
 """The protocols against the released ones: every field, enum value and call, and what of ours stands behind them.
 
 testdata/released_wire.tsv restates the released package tokenspeed-smg-grpc-proto 0.4.28.post20261027 as facts, one
-a line; `describe` says the same about our descriptors. Fields of ours have numbers from 1000 on. `python protos/wire_test.py MODULE_PREFIX` prints the table
-for any installed stubs (for instance smg_grpc_proto.generated), which is how the file was made.
+a line; `describe` says the same about our descriptors. Fields of ours have numbers from 1000 on.
+`python protos/wire_test.py MODULE_PREFIX` prints the table for any installed stubs (for instance
+smg_grpc_proto.generated), which is how the file was made.
 """
 
 from __future__ import annotations

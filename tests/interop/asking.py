@@ -24,6 +24,11 @@ class Asker:
     def model(self) -> str:
         return str(self.http.get("/v1/models")["data"][0]["id"])
 
+    def serves(self) -> bool:
+        """Whether a token comes: ready, registered, and with a tokenizer."""
+        ready = self.http.status("/readiness") == 200
+        return ready and bool(self.http.get("/v1/models")["data"]) and self.chat_status(max_tokens=1) == 200
+
     def chat(self, **fields: Any) -> dict[str, Any]:
         status, answer = self.http.post("/v1/chat/completions", self._body(fields))
         assert status == 200, answer
@@ -83,10 +88,24 @@ def check_stop_strings(ask: Asker) -> None:
 
 
 def check_logprobs(ask: Asker) -> None:
-    answer = ask.chat(logprobs=True, max_tokens=8)
+    answer = ask.chat(logprobs=True, max_tokens=8, ignore_eos=True)
     entries = answer["choices"][0]["logprobs"]["content"]
     assert len(entries) == answer["usage"]["completion_tokens"]
     assert all(-5.0 < entry["logprob"] <= 0.0 for entry in entries)
+
+
+def cached_tokens(answer: dict[str, Any]) -> int:
+    return int((answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+
+
+def check_flush(ask: Asker) -> None:
+    """A prompt that is asked twice is cached, until the gateway's flush."""
+    prompt = [{"role": "user", "content": "Count to three. " * 20}]
+    ask.chat(messages=prompt, max_tokens=1)
+    assert cached_tokens(ask.chat(messages=prompt, max_tokens=1)) > 0
+    status, answer = ask.http.post("/flush_cache", {})
+    assert (status, answer["workers_flushed"]) == (200, 1), answer
+    assert cached_tokens(ask.chat(messages=prompt, max_tokens=1)) == 0
 
 
 def check_disconnect(ask: Asker, engine_is_idle: Callable[[], bool]) -> None:

@@ -87,18 +87,7 @@ def test_a_client_that_leaves_frees_its_blocks(tcp: Lane) -> None:
 
 
 def test_it_flushes_the_prefix_cache(tcp: Lane) -> None:
-    prompt = [{"role": "user", "content": "Count to three. " * 20}]
-    tcp.ask.chat(messages=prompt, max_tokens=1)
-    assert cached(tcp.ask.chat(messages=prompt, max_tokens=1)) > 0
-    status, answer = tcp.ask.http.post("/flush_cache", {})
-    assert (status, answer["workers_flushed"]) == (200, 1)
-    assert cached(tcp.ask.chat(messages=prompt, max_tokens=1)) == 0
-
-
-def cached(answer: dict[str, object]) -> int:
-    usage = answer["usage"]
-    assert isinstance(usage, dict)
-    return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    asking.check_flush(tcp.ask)
 
 
 def test_what_the_engine_refuses_is_a_400_of_the_gateway(tcp: Lane) -> None:

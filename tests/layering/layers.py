@@ -42,6 +42,18 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "tokenspeed.config": {"tokenspeed.version"},
     "tokenspeed.observability": {"tokenspeed.config", "tokenspeed.version"},
     "tokenspeed.rpc": {"tokenspeed_protos", "tokenspeed.config", "tokenspeed.observability", "tokenspeed.version"},
+    # The engine's end of the gRPC lane, with an engine in its process; and the program that starts it.
+    "tokenspeed.rpc.grpc.serve": {
+        "tokenspeed_cc",
+        "tokenspeed_protos",
+        "tokenspeed.config",
+        "tokenspeed.engine",
+        "tokenspeed.gateway.text",
+        "tokenspeed.observability",
+        "tokenspeed.rpc",
+        "tokenspeed.version",
+    },
+    "tokenspeed.rpc.grpc.__main__": {"tokenspeed.rpc.grpc.serve"},
     "tokenspeed.gateway": {
         "tokenspeed_protos",
         "tokenspeed.config",

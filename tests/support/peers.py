@@ -20,13 +20,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tests.support.server import free_port
 from tokenspeed.config.gguf import read_gguf
 from tokenspeed.config.model_source import embedded_model_path
-from tokenspeed.gateway.text.gguf_tokenizer import tokenizer_from_gguf
+from tokenspeed.gateway.text.tokenizer_files import tokenizer_files
 
 PEERS_ENV = "TOKENSPEED_PEERS"
 READY_LIMIT_S = 120.0
+_SIZES = ("--max-model-len", "2048", "--max-num-seqs", "8", "--max-total-tokens", "8192", "--num-threads", "2")
 
 
 def peers_site() -> Path:
@@ -95,55 +99,53 @@ class Program:
 
 def headless_engine(port: int, *flags: str) -> Program:
     """Our engine with the embedded model, dialling the lane at 127.0.0.1:`port`."""
-    sizes = ["--max-model-len", "2048", "--max-num-seqs", "8", "--max-total-tokens", "8192", "--num-threads", "2"]
     lane = ["--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(port)]
-    return Program("tokenspeed.cli.ts", "serve", "--headless", *sizes, *lane, *flags)
+    return Program("tokenspeed.cli.ts", "serve", "--headless", *_SIZES, *lane, *flags)
 
 
-def released_gateway(port: int, model_path: Path, *flags: str) -> Program:
-    """The released `smg launch` at 127.0.0.1:`port`."""
+def grpc_engine(port: int, *flags: str) -> Program:
+    """Our engine with the embedded model behind gRPC at 127.0.0.1:`port`."""
+    return Program("tokenspeed.rpc.grpc", "--host", "127.0.0.1", "--port", str(port), *_SIZES, *flags)
+
+
+def grpc_serves(port: int) -> bool:
+    """Whether `grpc.health.v1` says so at 127.0.0.1:`port`."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def released_gateway(port: int, model_path: Path | None, *flags: str) -> Program:
+    """The released `smg launch` at 127.0.0.1:`port`; without a model's path it asks its workers for the tokenizer."""
     quick = ["--health-check-interval-secs", "1", "--worker-startup-check-interval", "1", "--log-level", "warn"]
     ports = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-    model = ["--model-path", str(model_path)]
+    model = [] if model_path is None else ["--model-path", str(model_path)]
     return Program("smg", "launch", *ports, *quick, *model, *flags, peer=True)
 
 
 def write_model_folder(folder: Path) -> None:
-    """The embedded model's tokenizer and configuration as files that peers read; no weights."""
-    gguf = read_gguf(embedded_model_path())
-    metadata = gguf.metadata
-    tokenizer = tokenizer_from_gguf(metadata, "the embedded model")
-    tokenizer.save(folder / "tokenizer.json")
-    eos, bos = int(metadata["tokenizer.ggml.eos_token_id"]), int(metadata["tokenizer.ggml.bos_token_id"])
-    files: dict[str, dict[str, Any]] = {
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": tokenizer.token_text(bos),
-            "eos_token": tokenizer.token_text(eos),
-            "chat_template": tokenizer.facts.chat_template,
-            "model_max_length": metadata["llama.context_length"],
-        },
-        "config.json": {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": tokenizer.size,
-            "hidden_size": metadata["llama.embedding_length"],
-            "intermediate_size": metadata["llama.feed_forward_length"],
-            "num_hidden_layers": metadata["llama.block_count"],
-            "num_attention_heads": metadata["llama.attention.head_count"],
-            "num_key_value_heads": metadata["llama.attention.head_count_kv"],
-            "max_position_embeddings": metadata["llama.context_length"],
-            "rms_norm_eps": metadata["llama.attention.layer_norm_rms_epsilon"],
-            "rope_theta": metadata["llama.rope.freq_base"],
-            "tie_word_embeddings": True,
-            "bos_token_id": bos,
-            "eos_token_id": eos,
-            "torch_dtype": "bfloat16",
-        },
-        "generation_config.json": {"bos_token_id": bos, "eos_token_id": eos},
+    """The embedded model's tokenizer, and its configuration, as files that peers read; no weights."""
+    path = embedded_model_path()
+    for name, content in tokenizer_files(path).items():
+        (folder / name).write_bytes(content)
+    config = json.loads((folder / "config.json").read_text())
+    metadata = read_gguf(path).metadata
+    sizes = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": metadata["llama.embedding_length"],
+        "intermediate_size": metadata["llama.feed_forward_length"],
+        "num_hidden_layers": metadata["llama.block_count"],
+        "num_attention_heads": metadata["llama.attention.head_count"],
+        "num_key_value_heads": metadata["llama.attention.head_count_kv"],
+        "rms_norm_eps": metadata["llama.attention.layer_norm_rms_epsilon"],
+        "rope_theta": metadata["llama.rope.freq_base"],
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
     }
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content))
+    (folder / "config.json").write_text(json.dumps(config | sizes))
 
 
 class Http:

@@ -11,6 +11,15 @@ _SUPERVISOR = "Supervisor"
 
 ENGINE_FLAGS: tuple[Flag, ...] = HONOURED + REFUSED
 
+_SERVER = "gRPC server"
+
+SERVER_FLAGS: tuple[Flag, ...] = (
+    Flag(("--host",), "str", "127.0.0.1", "Address that the gRPC server listens on.", _SERVER),
+    Flag(("--port",), "int", 30000, "Its port; 0: a free one.", _SERVER),
+    Flag(("--drain-timeout",), "float", 30.0, "Seconds that streams have to finish after SIGTERM.", _SERVER),
+)
+"""Of `python3 -m tokenspeed.rpc.grpc`, beside the engine's."""
+
 SUPERVISOR_FLAGS: tuple[Flag, ...] = (
     Flag(("--headless",), "switch", False, "An engine alone, which dials a gateway.", _SUPERVISOR),
     Flag(("--engine-startup-timeout",), "float", 3600.0, "Seconds until the engine must be ready.", _SUPERVISOR),

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: MIT
 """`AsyncLLM`: the same engine for asyncio. Each request is an async iterator; leaving it aborts the request.
 
-It may be given an `Engine`, which then serves both. Deltas cross from the loop's thread to the event loop's with one
-callback a step and request group; text is assembled in the event loop's thread.
+It may be given an `Engine`, which then serves both. Text is assembled in the event loop's thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from tokenspeed.config.sampling import SamplingParams
-from tokenspeed.engine.errors import EngineDeadError
 from tokenspeed.engine.local_frontend import Delta
 from tokenspeed.engine.offline import Engine, Job, Prompt, RequestOutput
+from tokenspeed.engine.token_steps import token_steps
 
 
 class AsyncLLM:
@@ -32,33 +31,14 @@ class AsyncLLM:
         The last item has a finish reason for every choice. Raises RequestError before anything runs, EngineDeadError.
         """
         job = self.engine.job(prompt, sampling_params)
-        events: asyncio.Queue[list[Delta] | EngineDeadError] = asyncio.Queue()
-        event_loop = asyncio.get_running_loop()
-
-        def deliver(item: list[Delta] | EngineDeadError) -> None:
-            try:
-                event_loop.call_soon_threadsafe(events.put_nowait, item)
-            except RuntimeError:
-                # The event loop was closed with the stream still open: nobody waits any more.
-                frontend.abandon([request.rid for request in job.requests])
-
         frontend = self.engine.frontend
-        frontend.submit(job.requests, deliver)
-        live = {request.rid: builder for request, builder in zip(job.requests, job.builders)}
-        try:
-            while live:
-                deltas = await events.get()
-                if isinstance(deltas, EngineDeadError):
-                    raise deltas
+        builders = {request.rid: builder for request, builder in zip(job.requests, job.builders)}
+        async with aclosing(token_steps(frontend, job.requests)) as steps:
+            async for deltas in steps:
                 for delta in deltas:
-                    builder = live[delta.rid]
-                    if builder.feed(delta):
+                    if builders[delta.rid].feed(delta):
                         frontend.abort([delta.rid])
-                    if delta.finish:
-                        del live[delta.rid]
                 yield self._output(job, deltas)
-        finally:
-            frontend.abandon(list(live))
 
     def shutdown(self) -> None:
         """Stop the engine if it is ours."""

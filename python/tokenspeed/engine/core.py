@@ -35,6 +35,7 @@ from tokenspeed.engine.device_state import DeviceState
 from tokenspeed.engine.executor import Executor, InlineExecutor, StreamExecutor, ThreadExecutor
 from tokenspeed.engine.gpu_start import start_gpu
 from tokenspeed.engine.grammars import grammar_compiler
+from tokenspeed.engine.kv_feed import KvFeed
 from tokenspeed.engine.kv_publisher import KvPublisher
 from tokenspeed.engine.leader import Leader, lead
 from tokenspeed.engine.local_frontend import LocalFrontend
@@ -75,7 +76,9 @@ class EngineCore:
     num_blocks: int
     late_compiles: LateCompiles
     grammars: GrammarCompiler
+    operations: Operations
     ports: EnginePorts
+    kv_feed: KvFeed
     kv_events: KvPublisher | None
     ranks: Ranks
 
@@ -179,11 +182,11 @@ def build(
     late_compiles = LateCompiles(metrics.compiled_late)
     if not on_cpu:
         late_compiles.watch()
-    kv_events = None
+    kv_feed, kv_events = KvFeed(scheduler, config.memory.block_size), None
     if config.operations.kv_events.publishes and ranks.leads:
-        kv_events = KvPublisher(
-            config.operations.kv_events, config.lane.engine_index, scheduler, config.memory.block_size
-        )
+        kv_events = KvPublisher(config.operations.kv_events, config.lane.engine_index, config.memory.block_size)
+        kv_feed.subscribe(kv_events.take)
+        kv_feed.enable()
 
     def load(other: ModelSource, load_format: str) -> Model:
         with torch.no_grad():  # the mode is a thread's own
@@ -197,18 +200,19 @@ def build(
         load if on_cpu and config.parallel.tensor_size == 1 else None,
         runner.replace_model,
     )
-    loop.after_turn = _after_turn(operations, kv_events, ranks)
+    loop.after_turn = _after_turn(operations, kv_feed, ranks)
     facts = _facts(config, num_blocks)
     ports = EnginePorts(config.operations, metrics, operations, facts)
-    return EngineCore(config, loop, executor, num_blocks, late_compiles, grammars, ports, kv_events, ranks)
+    return EngineCore(
+        config, loop, executor, num_blocks, late_compiles, grammars, operations, ports, kv_feed, kv_events, ranks
+    )
 
 
-def _after_turn(operations: Operations, kv_events: KvPublisher | None, ranks: Ranks) -> Callable[[], None]:
+def _after_turn(operations: Operations, kv_feed: KvFeed, ranks: Ranks) -> Callable[[], None]:
     def after_turn() -> None:
         ranks.check()
         operations.calls.run()
-        if kv_events is not None:
-            kv_events.gather()
+        kv_feed.gather()
 
     return after_turn
 
@@ -312,6 +316,10 @@ class LoopThread:
             core.ranks.on_loss = frontend.fail
         self._thread = threading.Thread(target=self._run, args=(core,), name="engine-loop", daemon=True)
         self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
 
     def stop(self, timeout_s: float = 30.0) -> bool:
         """End the loop after the steps in flight. May be called twice. False: it still runs."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Publishes what changes in the prefix cache: the loop gathers, a thread of its own encodes, sends and replays.
+"""Publishes what changes in the prefix cache over ZMQ: a thread of its own encodes, sends and replays.
 
-`gather` belongs to the loop's thread and never waits: with a full queue a batch is lost, and its number with it, so
-that subscribers see the gap. The sockets belong to the publisher's thread. A PUB socket drops what a slow subscriber
-does not take (`hwm`); who missed something asks the ROUTER for a replay.
+`take` listens to a `KvFeed` on the loop's thread and never waits: with a full queue a batch is lost, and its number
+with it, so that subscribers see the gap. The sockets belong to the publisher's thread. A PUB socket drops what a slow
+subscriber does not take (`hwm`); who missed something asks the ROUTER for a replay.
 """
 
 from __future__ import annotations
@@ -11,68 +11,48 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import zmq
 
 import tokenspeed_cc
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.kv_events import KvEventsConfig
+from tokenspeed.engine.kv_feed import CacheChange, KvBatch
 from tokenspeed.observability import kv_events
 
 logger = logging.getLogger("tokenspeed.engine")
-
-CacheChange = tokenspeed_cc.BlockStored | tokenspeed_cc.BlockRemoved | tokenspeed_cc.AllBlocksCleared
 
 _REPLAY_POLL_S = 0.05
 _LINGER_MS = 200
 _MEDIA = {"device": None, "host": kv_events.HOST_MEDIUM}
 
 
-class _Batch(NamedTuple):
-    sequence: int
-    timestamp_s: float
-    changes: Sequence[CacheChange]
-
-
 class KvPublisher:
     """Publishes from construction to `close`. Raises FlagError for an address that cannot be bound."""
 
-    def __init__(
-        self, config: KvEventsConfig, dp_rank: int, scheduler: tokenspeed_cc.Scheduler, block_size: int
-    ) -> None:
-        self._scheduler = scheduler
+    def __init__(self, config: KvEventsConfig, dp_rank: int, block_size: int) -> None:
         self._dp_rank = dp_rank
         self._block_size = block_size
-        self._next_sequence = 0
         self._log = kv_events.EventLog(config.topic.encode(), config.buffer_steps)
-        self._queue: queue.Queue[_Batch | None] = queue.Queue(config.max_queue_size)
+        self._queue: queue.Queue[KvBatch | None] = queue.Queue(config.max_queue_size)
         self._context = zmq.Context()
         self._publisher = self._bound(zmq.PUB, config.endpoint, config.hwm)
         self._replayer = None
         if config.replay_endpoint is not None:
             self._replayer = self._bound(zmq.ROUTER, config.replay_endpoint, 0)
-        scheduler.enable_kv_events()
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
         logger.info("KV events at %s", config.endpoint)
 
-    def gather(self) -> None:
-        """Hand what has changed to the publisher's thread."""
-        changes = self._scheduler.kv_events()
-        if not changes:
-            return
-        batch = _Batch(self._next_sequence, time.time(), changes)
-        self._next_sequence += 1
+    def take(self, batch: KvBatch) -> None:
+        """Hand a batch to the publisher's thread."""
         try:
             self._queue.put_nowait(batch)
         except queue.Full:
             logger.warning("KV events batch %d is lost: %d are waiting", batch.sequence, self._queue.maxsize)
 
     def close(self) -> None:
-        """Send what was gathered and end; nobody gathers any more. May be called twice."""
+        """Send what was taken and end; no batch comes any more. May be called twice."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -99,8 +79,8 @@ class KvPublisher:
                 pass
             self._answer_replays()
 
-    def _encoded(self, batch: _Batch) -> bytes:
-        events = [_event(change, self._block_size) for change in batch.changes]
+    def _encoded(self, batch: KvBatch) -> bytes:
+        events = [event_of(change, self._block_size) for change in batch.changes]
         return kv_events.encode_batch(batch.timestamp_s, events, self._dp_rank)
 
     def _answer_replays(self) -> None:
@@ -116,7 +96,8 @@ class KvPublisher:
                 self._replayer.send_multipart([*route, *frames])
 
 
-def _event(change: CacheChange, block_size: int) -> kv_events.KvEvent:
+def event_of(change: CacheChange, block_size: int) -> kv_events.KvEvent:
+    """A change as other programs read it."""
     if isinstance(change, tokenspeed_cc.AllBlocksCleared):
         return kv_events.AllBlocksCleared()
     own_hash = kv_events.signed(change.block_hash)

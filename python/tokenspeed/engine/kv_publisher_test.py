@@ -17,6 +17,7 @@ import zmq
 import tokenspeed_cc
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.kv_events import KvEventsConfig
+from tokenspeed.engine.kv_feed import KvBatch, KvFeed
 from tokenspeed.engine.kv_publisher import KvPublisher
 from tokenspeed.engine.messages import Control
 from tokenspeed.engine.offline import Engine
@@ -230,11 +231,13 @@ def test_blocks_of_the_host_tier_say_where_they_are(ports: tuple[int, int], subs
     settings = KvEventsConfig(
         True, "zmq", f"tcp://127.0.0.1:{ports[0]}", f"tcp://127.0.0.1:{ports[1]}", topic="kv-events"
     )
-    publisher = KvPublisher(settings, 0, scheduler, 8)
+    publisher, feed = KvPublisher(settings, 0, 8), KvFeed(scheduler, 8)
+    feed.enable()
+    feed.subscribe(publisher.take)
     time.sleep(0.3)
     for request_id in range(8):
         run_request(scheduler, request_id)
-        publisher.gather()
+        feed.gather()
     publisher.close()
     enough = [["BlockRemoved", "CPU_TIER1"], ["BlockStored", "CPU_TIER1"], ["BlockRemoved"], ["BlockStored"]]
 
@@ -250,15 +253,16 @@ def test_blocks_of_the_host_tier_say_where_they_are(ports: tuple[int, int], subs
 
 def test_a_full_queue_loses_a_batch_and_its_number(ports: tuple[int, int]) -> None:
     scheduler = scheduler_with_host()
-    publisher = KvPublisher(
-        KvEventsConfig(True, "zmq", f"tcp://127.0.0.1:{ports[0]}", max_queue_size=1), 0, scheduler, 8
-    )
+    publisher = KvPublisher(KvEventsConfig(True, "zmq", f"tcp://127.0.0.1:{ports[0]}", max_queue_size=1), 0, 8)
+    feed = KvFeed(scheduler, 8)
+    feed.enable()
+    feed.subscribe(publisher.take)
     publisher._queue.put(None)  # nobody takes anything out any more
     publisher._thread.join()
     kept = []
     for request_id in range(3):
         run_request(scheduler, request_id)
-        publisher.gather()
+        feed.gather()
         if request_id != 1:
             batch = publisher._queue.get_nowait() if request_id else publisher._queue.queue[0]
             assert batch is not None
@@ -267,3 +271,26 @@ def test_a_full_queue_loses_a_batch_and_its_number(ports: tuple[int, int]) -> No
             publisher._queue.get_nowait()
     assert kept == [0, 2]
     publisher._context.destroy(linger=0)
+
+
+def test_a_late_listener_gets_what_is_kept_and_then_every_batch() -> None:
+    scheduler = scheduler_with_host()
+    feed = KvFeed(scheduler, 8)
+    run_request(scheduler, 0)
+    feed.gather()
+    assert feed.subscribe(lambda batch: None) == []  # nothing is recorded before `enable`
+    feed.enable()
+    run_request(scheduler, 100)
+    feed.gather()
+    later: list[int] = []
+
+    def listen(batch: KvBatch) -> None:
+        later.append(batch.sequence)
+
+    assert [batch.sequence for batch in feed.subscribe(listen)] == [0]
+    run_request(scheduler, 200)
+    feed.gather()
+    feed.unsubscribe(listen)
+    run_request(scheduler, 300)
+    feed.gather()
+    assert later == [1]

@@ -111,10 +111,10 @@ def to_add(request: wire.TokenizedGenerateReqInput) -> Add:
     priority = request.priority
     if not -(2**31) <= priority < 2**31:
         raise RequestError("priority", "invalid_value", f"priority must fit 32 bits, got {priority}")
-    return Add(request.rid, token_ids, _params(request), priority, _salt_number(request.cache_salt))
+    return Add(request.rid, token_ids, _params(request), priority, salt_number(request.cache_salt))
 
 
-def _salt_number(salt: str | None) -> int:
+def salt_number(salt: str | None) -> int:
     """The scheduler's number of a salt, the same in every engine: 0 for none, else 62 bits of its hash and never 0."""
     if not salt:
         return 0

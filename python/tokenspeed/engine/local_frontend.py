@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
+from tokenspeed.config.sampling import RequestError
 from tokenspeed.engine.errors import EngineDeadError
 from tokenspeed.engine.messages import Abort, Add, Command, PromptLogprobs, Rejection, StepOutput, TokenLogprobs
 
@@ -46,11 +47,16 @@ class LocalFrontend:
     def submit(self, requests: Sequence[Add], mailbox: Mailbox) -> None:
         """Queue requests, which the loop sees all at once; their rows go to `mailbox` until each has ended once.
 
-        Raises EngineDeadError.
+        Raises EngineDeadError, and RequestError for an id that is in use.
         """
         with self._lock:
             if self._dead is not None:
                 raise self._dead
+            for request in requests:
+                if request.rid in self._mailboxes:
+                    raise RequestError(
+                        "rid", "duplicate_request_id", f"request id {request.rid!r} is in use"
+                    )
             for request in requests:
                 self._mailboxes[request.rid] = mailbox
         self._commands.put(list(requests))

@@ -101,6 +101,10 @@ class EngineLoop:
         self.scheduler.pause(mode)
         self._paused = True
 
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
     def resume(self) -> None:
         self.mirror.operated("resume")
         self.scheduler.resume()

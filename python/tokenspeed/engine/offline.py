@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -32,8 +33,10 @@ from tokenspeed.engine.admission import check_processor, check_request, check_to
 from tokenspeed.engine.choice import Choice, ChoiceBuilder, TokenLogprob
 from tokenspeed.engine.core import EngineCore, LoopThread, release_memory, set_frontend, start
 from tokenspeed.engine.errors import EngineDeadError
+from tokenspeed.engine.kv_feed import KvFeed
 from tokenspeed.engine.local_frontend import Delta, LocalFrontend
 from tokenspeed.engine.messages import Add, LoadNumbers
+from tokenspeed.engine.operations import Operations
 from tokenspeed.engine.ports import EnginePorts
 from tokenspeed.gateway.text.bad_words import bad_sequences
 from tokenspeed.gateway.text.tokenizer import Tokenizer, load_tokenizer
@@ -119,14 +122,17 @@ class Engine:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         values = values_from_kwargs({"model": model, **options}, ENGINE_FLAGS).values
-        source = resolve_model(values["model"], revision=values["revision"], download_dir=values["download_dir"])
+        self.flags: Mapping[str, Any] = values
+        """Every flag by its keyword, as given or by default."""
+        self.source = source = resolve_model(
+            values["model"], revision=values["revision"], download_dir=values["download_dir"]
+        )
         self.model_config = load_model_config(source)
         machine = hardware.detect()
         self.config = resolve(values, machine, self.model_config)
         self.tokenizer: Tokenizer | None = None
         if not self.config.offline.skip_tokenizer_init:
-            named = resolve_model(values["tokenizer"]) if values["tokenizer"] else source
-            self.tokenizer = load_tokenizer(named.path)
+            self.tokenizer = load_tokenizer(self.tokenizer_path)
         self._frontend = LocalFrontend()
         try:
             core = start(self.config, source, self.model_config, machine, progress=lambda _: None)
@@ -231,6 +237,37 @@ class Engine:
             raise RequestError("prompt", "invalid_type", "prompt must be text or a list of token ids")
         check_token_ids(token_ids, self.config.admission.vocab_size)
         return token_ids.astype(np.int32)
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The file or folder that the tokenizer is read from."""
+        named = self.flags["tokenizer"]
+        return resolve_model(named).path if named else self.source.path
+
+    @property
+    def operations(self) -> Operations:
+        """What operators and trainers do to it."""
+        return self._running().operations
+
+    @property
+    def kv_feed(self) -> KvFeed:
+        """What changes in the prefix cache; silent before `record_kv_events`."""
+        return self._running().kv_feed
+
+    def record_kv_events(self) -> None:
+        """Feed `kv_feed` from now on."""
+        core = self._running()
+        core.operations.calls.call(core.kv_feed.enable)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its loop runs."""
+        return self._thread.is_alive
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV pool."""
+        return self._running().num_blocks - 1
 
     @property
     def frontend(self) -> LocalFrontend:

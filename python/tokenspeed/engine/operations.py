@@ -75,12 +75,20 @@ class Operations:
                 raise OperationError(504, f"paused, and requests are still running after {timeout_s:g} s")
             time.sleep(_POLL_S)
 
+    @property
+    def is_paused(self) -> bool:
+        return self._loop.is_paused
+
     def resume(self) -> None:
         self.calls.call(self._loop.resume)
 
     def abort(self, rid: str) -> int:
         """End a request and its choices (`rid-0`, `rid-1`); how many there were."""
-        return self.calls.call(lambda: self._loop.abort_requests(lambda known: _belongs(known, rid)))
+        return self.abort_where(lambda known: _belongs(known, rid))
+
+    def abort_where(self, chosen: Callable[[str], bool]) -> int:
+        """End the requests whose ids are chosen; how many there were."""
+        return self.calls.call(lambda: self._loop.abort_requests(chosen))
 
     def abort_all(self) -> int:
         return self.calls.call(lambda: self._loop.abort_requests(lambda _: True))

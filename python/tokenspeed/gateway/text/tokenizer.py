@@ -93,9 +93,9 @@ class Tokenizer:
         """The bytes that one token adds to the text."""
         return self.vocabulary.token_bytes(token_id)
 
-    def save(self, path: Path) -> None:
-        """Write it as a `tokenizer.json`."""
-        self._backend.save(str(path))
+    def to_json(self) -> str:
+        """What a `tokenizer.json` of it says."""
+        return self._backend.to_str()
 
     def token_id(self, piece: str) -> int | None:
         """The id of a vocabulary entry, None when there is none."""

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""The command line of the gRPC server: the engine's flags, and where to listen."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+import grpc
+
+from tokenspeed.config.flags import FlagError, help_text, parse_flags
+from tokenspeed.config.flags_table import ENGINE_FLAGS, SERVER_FLAGS
+from tokenspeed.config.model_error import ModelError
+from tokenspeed.rpc.grpc.limits import LimitError, max_message_bytes
+
+USAGE = 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status: 0 after a signal, 1 when the engine failed, 2 when the command line or the model is wrong."""
+    if "--help" in argv or "-h" in argv:
+        print("usage: python3 -m tokenspeed.rpc.grpc [MODEL] [flags]\n")
+        print(help_text(SERVER_FLAGS + ENGINE_FLAGS))
+        return 0
+    try:
+        return _serve(argv)
+    except (FlagError, ModelError, LimitError) as error:
+        print(f"tokenspeed.rpc.grpc: error: {error}", file=sys.stderr)
+        return USAGE
+
+
+def _serve(argv: Sequence[str]) -> int:
+    server = parse_flags(argv, SERVER_FLAGS + ENGINE_FLAGS)
+    if server.rest:
+        raise FlagError(server.rest[0], "no such flag (see --help)")
+    values = {name: server.values[name] for name in server.given}
+    host, port, drain_s = (server.values[name] for name in ("host", "port", "drain_timeout"))
+    if not 0 <= port <= 65535:
+        raise FlagError("--port", f"{port} is not in [0, 65535]")
+    if server.values["skip_tokenizer_init"]:
+        raise FlagError("--skip-tokenizer-init", "gateways ask this server for its tokenizer")
+    max_message_bytes()  # a bad limit is found before a model is loaded
+    for name in ("host", "port", "drain_timeout"):
+        values.pop(name, None)
+    logging.basicConfig(
+        level=server.values["log_level"].upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    # Loaded here: a wrong flag is answered without torch.
+    from tokenspeed.engine.offline import Engine
+    from tokenspeed.rpc.grpc.serve.server import serve
+
+    with Engine(**values) as engine:
+        if engine.config.scheduler.enable_prefix_caching:
+            engine.record_kv_events()
+        try:
+            return asyncio.run(serve(engine, host, port, drain_s))
+        except grpc.aio.AioRpcError as error:
+            print(f"tokenspeed.rpc.grpc: error: no token came at start: {error.details()}", file=sys.stderr)
+            return 1

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: MIT
+"""The service `TokenSpeedScheduler` in front of an engine in this process, and `TokenSpeedEncoder`, which it has not.
+
+Runs on the event loop's thread; the engine's loop has its own. A call that its caller leaves is aborted; one that the
+engine leaves ends with UNAVAILABLE. What has to wait for the engine's loop waits in a worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import grpc
+
+from tokenspeed.config.sampling import RequestError
+from tokenspeed.engine.errors import EngineDeadError
+from tokenspeed.engine.local_frontend import Delta
+from tokenspeed.engine.messages import Control
+from tokenspeed.engine.offline import Engine
+from tokenspeed.engine.operations import OperationError
+from tokenspeed.engine.token_steps import token_steps
+from tokenspeed.gateway.text.tokenizer_files import tokenizer_archive, tokenizer_files
+from tokenspeed.rpc.grpc.serve.answers import ChoiceAnswer
+from tokenspeed.rpc.grpc.serve.errors import refuse
+from tokenspeed.rpc.grpc.serve.info import EngineInfo
+from tokenspeed.rpc.grpc.serve.kv_stream import BatchesLost, kv_stream
+from tokenspeed.rpc.grpc.serve.meter import LoadMeter
+from tokenspeed.rpc.grpc.serve.requests import GenerateJob, belongs_to, to_job
+from tokenspeed_protos import common_pb2, tokenspeed_encoder_pb2_grpc, tokenspeed_scheduler_pb2_grpc
+from tokenspeed_protos import tokenspeed_encoder_pb2 as encoder_pb
+from tokenspeed_protos import tokenspeed_scheduler_pb2 as pb
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+HEALTH_LIMIT_S = 20.0
+FLUSH_PAUSE_S, FLUSH_GRACE_S = 0.05, 2.0
+CHUNK_BYTES = 64 * 1024
+
+
+class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerServicer):
+    """engine: with a tokenizer, feeding KV events."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.draining = False
+        self._engine = engine
+        self._meter = LoadMeter()
+        self._info = EngineInfo(engine, self._meter)
+        self._live: set[str] = set()
+        self._probes = 0
+
+    @property
+    def num_live(self) -> int:
+        """Calls of `Generate` that have not ended."""
+        return len(self._live)
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        if self.draining:
+            await refuse(context, 503, "draining", "", "the server is shutting down")
+        try:
+            job = to_job(request, self._info.sampling_defaults, self._engine.config.admission)
+        except RequestError as error:
+            await refuse(context, 400, error.code, error.field, error.message)
+        if job.request_id in self._live:
+            await refuse(context, 409, "duplicate_request_id", "request_id", f"{job.request_id!r} is in use")
+        self._live.add(job.request_id)
+        try:
+            async for response in self._answers(job, context):
+                yield response
+        except RequestError as error:
+            await refuse(context, 400, error.code, error.field, error.message)
+        except EngineDeadError as error:
+            await refuse(context, 503, "engine_dead", "", str(error))
+        finally:
+            self._live.discard(job.request_id)
+
+    async def _answers(self, job: GenerateJob, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        choices = {
+            add.rid: ChoiceAnswer(index, add.params, self._engine.tokenizer, job.streams, job.keeps_stop)
+            for index, add in enumerate(job.adds)
+        }
+        open_choices = len(choices)
+        async with aclosing(token_steps(self._engine.frontend, job.adds)) as steps:
+            async for deltas in steps:
+                for delta in deltas:
+                    for response in await self._feed(job, choices[delta.rid], delta, context):
+                        open_choices -= response.HasField("complete")
+                        yield response
+                if not open_choices:
+                    return  # a stop string may be ahead of the engine's own end
+
+    async def _feed(
+        self, job: GenerateJob, choice: ChoiceAnswer, delta: Delta, context: Context
+    ) -> list[pb.GenerateResponse]:
+        if delta.rejection is not None:
+            found = delta.rejection
+            await refuse(context, found.status, found.code, found.field, found.message)
+        self._meter.sent(len(delta.token_ids))
+        messages, stopped = choice.feed(delta, self._engine.operations.weight_version)
+        if stopped:
+            self._engine.frontend.abort([delta.rid])
+        responses = []
+        for message in messages:
+            if isinstance(message, pb.GenerateComplete):
+                self._meter.ended(message.prompt_tokens, message.cached_tokens)
+                responses.append(pb.GenerateResponse(request_id=job.request_id, complete=message))
+            else:
+                responses.append(pb.GenerateResponse(request_id=job.request_id, chunk=message))
+        return responses
+
+    async def HealthCheck(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+        """A token is generated; a paused engine only has to answer."""
+        if self.draining:
+            return pb.HealthCheckResponse(healthy=False, message="the server is shutting down")
+        try:
+            async with asyncio.timeout(HEALTH_LIMIT_S):
+                if self._engine.operations.is_paused:
+                    await asyncio.to_thread(self._engine.operations.load_numbers)
+                else:
+                    await self._generate_one()
+        except (TimeoutError, EngineDeadError) as error:
+            text = str(error) or f"no token within {HEALTH_LIMIT_S:g} s"
+            return pb.HealthCheckResponse(healthy=False, message=text)
+        return pb.HealthCheckResponse(healthy=True, message="the engine generates")
+
+    async def _generate_one(self) -> None:
+        self._probes += 1
+        probe = pb.GenerateRequest(request_id=f"HEALTH_CHECK_{self._probes}")
+        probe.tokenized.input_ids.append(0)
+        probe.sampling_params.temperature, probe.sampling_params.max_new_tokens = 0.0, 1
+        job = to_job(probe, {}, self._engine.config.admission)
+        async with aclosing(token_steps(self._engine.frontend, job.adds)) as steps:
+            async for _ in steps:
+                return
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        loop = self._engine.operations
+        count = await asyncio.to_thread(loop.abort_where, lambda rid: belongs_to(rid, request.request_id))
+        text = f"{count} aborted" if count else f"nothing runs by the id {request.request_id!r}"
+        return pb.AbortResponse(success=count > 0, message=text)
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
+        return self._info.model()
+
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
+        return self._info.server(self.num_live)
+
+    async def GetLoads(self, request: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse:
+        return self._info.loads(request.dp_rank if request.HasField("dp_rank") else None)
+
+    async def FlushCache(
+        self, request: common_pb2.FlushCacheRequest, context: Context
+    ) -> common_pb2.FlushCacheResponse:
+        """Tried again for a while: a request that has just been answered may still hold its blocks for a step."""
+        if not math.isfinite(request.timeout_s) or request.timeout_s < 0:
+            await refuse(context, 400, "invalid_value", "timeout_s", "timeout_s must be a number of seconds")
+        deadline_s = time.monotonic() + max(request.timeout_s, FLUSH_GRACE_S)
+        while True:
+            try:
+                await asyncio.to_thread(self._engine.operations.flush_cache)
+                return common_pb2.FlushCacheResponse(success=True, message="the prefix cache is empty")
+            except OperationError as error:
+                if time.monotonic() > deadline_s:
+                    return common_pb2.FlushCacheResponse(success=False, message=str(error))
+            except EngineDeadError as error:
+                await refuse(context, 503, "engine_dead", "", str(error))
+            await asyncio.sleep(FLUSH_PAUSE_S)
+
+    async def StartProfile(
+        self, request: common_pb2.StartProfileRequest, context: Context
+    ) -> common_pb2.ProfileResponse:
+        fields = {field.name: _value(value) for field, value in request.ListFields()}
+        return await self._control("start_profile", [fields], context)
+
+    async def StopProfile(self, request: common_pb2.StopProfileRequest, context: Context) -> common_pb2.ProfileResponse:
+        return await self._control("stop_profile", [], context)
+
+    async def _control(self, method: str, args: list[Any], context: Context) -> common_pb2.ProfileResponse:
+        event_loop = asyncio.get_running_loop()
+        answer: asyncio.Future[tuple[bool, str]] = event_loop.create_future()
+
+        def reply(success: bool, text: str) -> None:
+            event_loop.call_soon_threadsafe(answer.set_result, (success, text))
+
+        self._engine.frontend.put(Control(method, args, reply))
+        success, text = await answer
+        return common_pb2.ProfileResponse(success=success, message=text)
+
+    @cached_property
+    def _tokenizer(self) -> tuple[bytes, str]:
+        archive = tokenizer_archive(tokenizer_files(self._engine.tokenizer_path))
+        return archive, hashlib.sha256(archive).hexdigest()
+
+    async def GetTokenizer(
+        self, request: common_pb2.GetTokenizerRequest, context: Context
+    ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
+        archive, digest = await asyncio.to_thread(lambda: self._tokenizer)
+        for begin in range(0, len(archive), CHUNK_BYTES):
+            is_last = begin + CHUNK_BYTES >= len(archive)
+            data = archive[begin : begin + CHUNK_BYTES]
+            yield common_pb2.GetTokenizerChunk(data=data, sha256=digest if is_last else "")
+
+    async def SubscribeKvEvents(
+        self, request: common_pb2.SubscribeKvEventsRequest, context: Context
+    ) -> AsyncIterator[common_pb2.KvEventBatch]:
+        feed = self._engine.kv_feed
+        if not feed.enabled:
+            await refuse(context, 501, "unsupported", "", "without prefix caching there are no KV events")
+        await context.send_initial_metadata(())
+        start, loads_first = request.start_sequence_number, request.load_records_before_first_batch
+        try:
+            async with aclosing(kv_stream(feed, self._info, start, loads_first)) as batches:
+                async for batch in batches:
+                    yield batch
+        except BatchesLost as error:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
+
+
+class EncoderServicer(tokenspeed_encoder_pb2_grpc.TokenSpeedEncoderServicer):
+    async def Encode(self, request: encoder_pb.EncodeRequest, context: Context) -> encoder_pb.EncodeResponse:
+        await refuse(context, 501, "unsupported", "", "this engine has no encoder tower")
+
+
+def _value(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool)) else list(value)
