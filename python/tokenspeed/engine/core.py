@@ -333,6 +333,7 @@ class LoopThread:
         try:
             core.loop.run(self._stopping.is_set)
         except BaseException as error:
+            error = core.ranks.cause(error)
             logger.error("the engine's loop died", exc_info=error)
             # Callers keep the error, and its frames, this one too, would keep a device's memory.
             traceback.clear_frames(error.__traceback__)

@@ -68,6 +68,9 @@ class Follower:
     def check(self) -> None:
         return
 
+    def cause(self, error: BaseException) -> BaseException:
+        return error
+
     def close(self) -> None:
         self._orders.close()
 

@@ -76,8 +76,11 @@ def run_headless(
         set_frontend(core, LaneFrontend(lane))
         core.loop.run(lambda: stop.is_set)
         return 0
-    except Exception:
+    except Exception as error:
         logger.exception("the engine's loop died")
+        cause = core.ranks.cause(error)
+        if cause is not error:
+            logger.error("the engine ends: %s", cause)
         return 1
     finally:
         lane.close()

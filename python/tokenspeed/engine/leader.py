@@ -39,7 +39,7 @@ from tokenspeed.engine.rank_link import Kind, LinkLost, Orders, ReportReader
 from tokenspeed.engine.ranks import Choose
 from tokenspeed.engine.turns import Digest, Operation, Turn, Verdict, for_others
 from tokenspeed.grammar import GrammarCompiler
-from tokenspeed.parallel.join import Meeting, Opened, join
+from tokenspeed.parallel.join import START_LIMIT_S, Meeting, Opened, join
 from tokenspeed_cc import Plan
 
 logger = logging.getLogger("tokenspeed.engine")
@@ -48,6 +48,8 @@ _LOOPBACK = "127.0.0.1"
 _WATCH_S = 0.25
 _NOTICE_S = 0.5
 """That the thread which serves has to see a loss by itself, and to end in its own words."""
+_CAUSE_S = 1.5
+"""From the failure of a collective until the kernel has told that a rank is gone, with room."""
 _END_S = 10.0
 _FAULTS: dict[str, type[Exception]] = {"ModelError": ModelError, "OutOfMemory": OutOfMemory}
 
@@ -66,7 +68,8 @@ class Setup:
 
 @dataclass
 class Peer:
-    """Another rank. process: None on another machine."""
+    """Another rank. process: None on another machine. heard_s: when it gave a sign of life; ahead of the clock while a
+    new process has time for its first one."""
 
     rank: int
     orders: Orders
@@ -87,6 +90,7 @@ class Leader:
         self._digest = Digest()
         self._values: queue.SimpleQueue[tuple[int, str, Any] | None] = queue.SimpleQueue()
         self._loss: Exception | None = None
+        self._lost = threading.Event()
         self._noticed = threading.Event()
         self._closing = False
         self._num_in_flight = 0
@@ -128,6 +132,11 @@ class Leader:
         if self._loss is not None:
             self._noticed.set()
             raise self._loss
+
+    def cause(self, error: BaseException) -> BaseException:
+        self._noticed.set()
+        self._lost.wait(_CAUSE_S)
+        return self._loss or error
 
     def close(self) -> None:
         if self._closing:
@@ -216,6 +225,7 @@ class Leader:
         if self._closing or self._loss is not None:
             return
         self._loss = error
+        self._lost.set()
         self._values.put(None)
         if not self._noticed.wait(_NOTICE_S):
             self.on_loss(error)
@@ -224,7 +234,7 @@ class Leader:
 def lead(config: Config, source: ModelSource, model_config: ModelConfig, hardware: Hardware) -> Leader:
     """Start the other ranks of this machine and meet all of them. Raises what a rank failed with."""
     parallel = config.parallel
-    opened = Opened(parallel.init_host or _LOOPBACK, parallel.init_port, parallel.tensor_size, parallel.timeout_s)
+    opened = Opened(parallel.init_host or _LOOPBACK, parallel.init_port, parallel.tensor_size)
     setup = Setup(config, source, model_config, hardware, 0, opened.meeting)
     peers = [start_rank(setup, rank) for rank in range(1, len(parallel.devices))]
     leader = Leader(peers, parallel.timeout_s)
@@ -247,7 +257,8 @@ def start_rank(setup: Setup, rank: int) -> Peer:
     their_orders.close()
     their_reports.close()
     timeout_s = setup.config.parallel.timeout_s
-    peer = Peer(rank, Orders(orders, timeout_s), ReportReader(reports), process, time.monotonic())
+    first_word_s = time.monotonic() + max(0.0, START_LIMIT_S - timeout_s)
+    peer = Peer(rank, Orders(orders, timeout_s), ReportReader(reports), process, first_word_s)
     peer.orders.send(Kind.SETUP, replace(setup, rank=rank, config=config_of_rank(setup.config, rank)))
     return peer
 

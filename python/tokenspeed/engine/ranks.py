@@ -41,6 +41,9 @@ class Ranks(Protocol):
     def check(self) -> None:
         """Raise EngineFault when a rank is lost."""
 
+    def cause(self, error: BaseException) -> BaseException:
+        """Why the loop failed: `error`, or the loss of a rank, which only breaks what a loop happens to be doing."""
+
     def close(self) -> None:
         """The others end too; nothing may be in flight. May be called twice."""
 
@@ -60,6 +63,9 @@ class Alone:
 
     def check(self) -> None:
         return
+
+    def cause(self, error: BaseException) -> BaseException:
+        return error
 
     def close(self) -> None:
         return

@@ -19,6 +19,9 @@ from tokenspeed.parallel.group import Group
 # Its stubs know little of these classes.
 dist: Any = torch.distributed
 
+START_LIMIT_S = 300.0
+"""That ranks have to come to a meeting: processes start, and machines are not started at one time."""
+
 
 @dataclass(frozen=True)
 class Meeting:
@@ -31,17 +34,20 @@ class Meeting:
 class Opened:
     """The first rank's end of a meeting; keep it while the group is in use. port 0: any free one."""
 
-    def __init__(self, host: str, port: int, num_ranks: int, timeout_s: float) -> None:
-        self.store = _store(host, port, num_ranks, timeout_s, opens=True)
+    def __init__(self, host: str, port: int, num_ranks: int) -> None:
+        self.store = _store(host, port, num_ranks, START_LIMIT_S, opens=True)
         self.meeting = Meeting(host, self.store.port)
 
 
 def join(meeting: Meeting, rank: int, num_ranks: int, device: torch.device, timeout_s: float) -> Group:
-    """Our place in a group of `num_ranks`. timeout_s: that the others have to come, and for a collective on a CPU;
-    those of GPUs are watched by whoever waits for their results. Raises RuntimeError when somebody does not come."""
-    store = dist.PrefixStore("ranks", _store(meeting.host, meeting.port, num_ranks, timeout_s, opens=False))
-    made = _gloo if device.type == "cpu" else _nccl
-    return Group(rank, num_ranks, made(store, rank, num_ranks, meeting.host, timeout_s))
+    """Our place in a group of `num_ranks`. timeout_s: for a collective on a CPU; those of GPUs are watched by whoever
+    waits for their results. Raises RuntimeError when somebody does not come within `START_LIMIT_S`."""
+    store = dist.PrefixStore("ranks", _store(meeting.host, meeting.port, num_ranks, START_LIMIT_S, opens=False))
+    if device.type != "cpu":
+        return Group(rank, num_ranks, _nccl(store, rank, num_ranks))
+    gloo = _gloo(store, rank, num_ranks, meeting.host)
+    gloo._set_default_timeout(timedelta(seconds=timeout_s))
+    return Group(rank, num_ranks, gloo)
 
 
 def _store(host: str, port: int, num_ranks: int, timeout_s: float, opens: bool) -> Any:
@@ -50,9 +56,9 @@ def _store(host: str, port: int, num_ranks: int, timeout_s: float, opens: bool) 
     )
 
 
-def _gloo(store: Any, rank: int, num_ranks: int, host: str, timeout_s: float) -> Any:
+def _gloo(store: Any, rank: int, num_ranks: int, host: str) -> Any:
     options = dist.ProcessGroupGloo._Options()
-    options._timeout = timedelta(seconds=timeout_s)
+    options._timeout = timedelta(seconds=START_LIMIT_S)
     options._threads = 1
     # Ranks of one machine meet on its loopback device, whatever the machine's name resolves to.
     on_loopback = host.startswith("127.")
@@ -61,7 +67,7 @@ def _gloo(store: Any, rank: int, num_ranks: int, host: str, timeout_s: float) ->
     return gloo(store, rank, num_ranks, options)
 
 
-def _nccl(store: Any, rank: int, num_ranks: int, _host: str, _timeout_s: float) -> Any:
+def _nccl(store: Any, rank: int, num_ranks: int) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     # Captured collectives are in no list of NCCL's own watch; the engine has its own, and this one ends processes.
     options._timeout = timedelta(days=1)
