@@ -162,3 +162,35 @@ def test_ranks_that_cannot_share_the_model_are_refused_in_one_line() -> None:
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
     assert "--tensor-parallel-size: 9 heads over 3 KV heads do not divide among 5 ranks" in line
+
+
+def test_two_replicas_share_the_requests_and_end_and_return_together() -> None:
+    flags = ("--max-model-len", "1024", "--max-num-seqs", "8", "--max-total-tokens", "8192")
+    with Server(*flags, "--data-parallel-size", "2") as own:
+        answers: list[str] = []
+
+        def ask() -> None:
+            body = {**BODIES["greedy"], "max_tokens": 32, "ignore_eos": True}
+            answers.append(complete(own, body)["choices"][0]["text"])
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert len(answers) == 4 and len(set(answers)) == 1
+        for rank in (0, 1):
+            assert f"Prefill batch. #dp-rank: {rank}" in own.log()
+        control = f"http://127.0.0.1:{own.control_port}"
+        assert [load["dp_rank"] for load in httpx.get(control + "/v1/loads").json()["loads"]] == [0, 1]
+        metrics = httpx.get(control + "/metrics").text
+        served = [line for line in metrics.splitlines() if line.startswith("tokenspeed:generation_tokens_total{")]
+        assert [line.rpartition(" ")[2] for line in served] == ["64.0", "64.0"], metrics
+        assert httpx.post(control + "/flush_cache", json={}).status_code == 200
+
+        replicas = [p for p in psutil.Process(own.process.pid).children(True) if "--data-parallel-rank" in p.cmdline()]
+        assert len(replicas) == 2
+        end_of_a_stream_when(own, lambda: [replica.kill() for replica in replicas[:1]])
+        assert wait_until(lambda: "ready again after" in own.log(), 90), own.log()
+        assert complete(own, BODIES["greedy"])["choices"][0]["text"]
+        assert not [replica for replica in replicas if replica.is_running()]

@@ -7,6 +7,7 @@ its parent, so that a killed supervisor leaves nobody behind.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import secrets
@@ -96,11 +97,20 @@ def die_with_parent() -> None:
         sys.exit(1)  # it died before we could ask
 
 
-def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(count: int = 1) -> int:
+    """A loopback port that nobody listens on now, nor on the `count` - 1 behind it."""
+    for _ in range(100):
+        with contextlib.ExitStack() as held:
+            first = 0
+            try:
+                for index in range(count):
+                    probe = held.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", first + index if index else 0))
+                    first = first or int(probe.getsockname()[1])
+                return first
+            except (OSError, OverflowError):
+                continue
+    raise OSError(f"no {count} free loopback ports in a row")
 
 
 def fresh_worker_url() -> str:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tokenspeed.cli.replies import merged
 from tokenspeed.config.control_paths import ABSENT_PATHS, ENGINE_PATHS
 from tokenspeed.observability.endpoint import Answer, Endpoint, Handler, json_answer, refusal
 
@@ -24,20 +26,23 @@ Info = Callable[[], Mapping[str, Any]]
 
 
 class ControlServer:
-    """Listens from construction to `close`. `info`: what /get_server_info tells. `api_key`: what callers must present
-    and what the engine asks for; None for nothing. Raises OSError for a taken port."""
+    """Listens from construction to `close`. `engine_urls`: of every replica; all are asked, and answer as one.
+    `info`: what /get_server_info tells. `api_key`: what callers must present and what the engine asks for; None for
+    nothing. Raises OSError for a taken port."""
 
-    def __init__(self, port: int, gateway_url: str, engine_url: str, api_key: str | None, info: Info) -> None:
+    def __init__(
+        self, port: int, gateway_url: str, engine_urls: Sequence[str], api_key: str | None, info: Info
+    ) -> None:
         routes: dict[tuple[str, str], Handler] = {
             (method, path): _absent(path) for method in ("GET", "POST") for path in (*ABSENT_PATHS, "/generate")
         }
         for method in ("GET", "POST"):
             for path in ENGINE_PATHS:
-                routes[method, path] = _relay(method, f"{engine_url}{path}", api_key)
+                routes[method, path] = _relay_to_all(method, path, engine_urls, api_key)
         routes["GET", "/health"] = lambda _: _gateway_health(gateway_url)
         routes["GET", "/get_server_info"] = lambda _: json_answer(200, info())
         routes["GET", "/health_generate"] = lambda _: json_answer(200, {"status": "ok"})
-        routes["GET", "/metrics"] = _relay("GET", f"{engine_url}/metrics", None)
+        routes["GET", "/metrics"] = _relay_to_all("GET", "/metrics", engine_urls, None)
         self._endpoint = Endpoint("127.0.0.1", port, routes, api_key, frozenset({"/health", "/metrics"}))
         self.port = self._endpoint.port
 
@@ -47,6 +52,19 @@ class ControlServer:
 
 def _absent(path: str) -> Handler:
     return lambda _: refusal(501, f"{path}: this release does not have it")
+
+
+def _relay_to_all(method: str, path: str, urls: Sequence[str], api_key: str | None) -> Handler:
+    """Every replica is asked, at the same time: a pause waits for the requests of all."""
+    relays = [_relay(method, f"{url}{path}", api_key) for url in urls]
+    if len(relays) == 1:
+        return relays[0]
+
+    def handler(body: Mapping[str, Any]) -> Answer:
+        with ThreadPoolExecutor(len(relays)) as threads:
+            return merged(list(threads.map(lambda relay: relay(body), relays)))
+
+    return handler
 
 
 def _relay(method: str, url: str, api_key: str | None) -> Handler:

@@ -18,7 +18,7 @@ from tokenspeed.observability.endpoint import Answer, Endpoint, json_answer
 @pytest.fixture
 def control() -> Iterator[ControlServer]:
     server = ControlServer(
-        0, "http://127.0.0.1:9", "http://127.0.0.1:9", None, lambda: {"version": "1", "server_args": {"seed": None}}
+        0, "http://127.0.0.1:9", ["http://127.0.0.1:9"], None, lambda: {"version": "1", "server_args": {"seed": None}}
     )
     yield server
     server.close()
@@ -44,7 +44,7 @@ def test_the_metrics_are_the_engines_and_503_while_there_is_none(control: Contro
     assert ask(control, "/metrics")[0] == 503
     text = b"tokenspeed:num_requests_total 1\n"
     engine = Endpoint("127.0.0.1", 0, {("GET", "/metrics"): lambda _: Answer(200, "text/plain; version=1", text)})
-    relay = ControlServer(0, "http://127.0.0.1:9", f"http://127.0.0.1:{engine.port}", None, dict)
+    relay = ControlServer(0, "http://127.0.0.1:9", [f"http://127.0.0.1:{engine.port}"], None, dict)
     with urllib.request.urlopen(f"http://127.0.0.1:{relay.port}/metrics", timeout=10) as response:
         assert (response.headers["content-type"], response.read()) == ("text/plain; version=1", text)
     relay.close()
@@ -66,7 +66,7 @@ def test_controls_are_passed_on_with_their_body_and_the_key_and_the_answer_comes
         return json_answer(409, {"got": dict(body)})
 
     engine = Endpoint("127.0.0.1", 0, {("POST", "/pause_generation"): pause}, "s3cret")
-    relay = ControlServer(0, "http://127.0.0.1:9", f"http://127.0.0.1:{engine.port}", "s3cret", dict)
+    relay = ControlServer(0, "http://127.0.0.1:9", [f"http://127.0.0.1:{engine.port}"], "s3cret", dict)
     assert ask(relay, "/pause_generation", b'{"mode": "keep"}')[0] == 401
     body, headers = b'{"mode": "keep"}', {"Authorization": "Bearer s3cret"}
     request = urllib.request.Request(f"http://127.0.0.1:{relay.port}/pause_generation", body, headers)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenspeed.cli import _proc
+from tokenspeed.cli.replicas import Replicas
 from tokenspeed.cli.supervisor import Supervisor, SupervisorConfig
 from tokenspeed.config import hardware
 from tokenspeed.config.flags import FlagError, ParsedFlags, help_text, parse_flags
@@ -152,6 +153,8 @@ def _headless(split: Split) -> int:
     model_config = load_model_config(source)
     machine = hardware.detect()
     config = resolve(values, machine, model_config)
+    if config.parallel.data_rank is None:
+        return Replicas(headless_arguments(split, source), config.parallel.data_size).run()
     logging.basicConfig(level=config.log.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     from tokenspeed.engine.headless import run_headless
 
@@ -170,15 +173,17 @@ def _supervised(split: Split) -> int:
     # Everything that can be refused is refused now, while there is one line of output and no process.
     parse_launch([*gateway_words, "--model-path", "."])
     source = _resolve_source(values)
-    resolve(values, hardware.detect(), load_model_config(source))
+    parallel = resolve(values, hardware.detect(), load_model_config(source)).parallel
+    if "data_parallel_rank" in split.engine.given:
+        raise FlagError("--data-parallel-rank", "is for --headless; here all replicas are started")
     gateway_words += ["--model-path", str(source.path)]
     tokenizer = values["tokenizer"]
     if tokenizer is not None:
         gateway_words += ["--tokenizer-path", str(resolve_model(tokenizer).path)]
     # One port for every start of the engine, so that its callers find it again. The user's own, or one of ours.
-    engine_port = values["rl_control_port"] or _proc.free_port()
+    engine_port = values["rl_control_port"] or _proc.free_port(parallel.data_size)
     supervisor = Supervisor(
-        supervisor_config(split, parse_launch(gateway_words), engine_port),
+        supervisor_config(split, parse_launch(gateway_words), range(engine_port, engine_port + parallel.data_size)),
         engine_arguments=engine_arguments(split, source, worker_url, engine_port),
         gateway_arguments=["-m", "tokenspeed.cli.smg", "launch", *gateway_words],
         out=sys.stderr,
@@ -193,6 +198,17 @@ def _resolve_source(values: dict[str, Any]) -> ModelSource:
 def engine_arguments(split: Split, source: ModelSource, worker_url: str, engine_port: int) -> list[str]:
     """What the engine's process is started with: the user's flags, the resolved model, its lane."""
     return [
+        *headless_arguments(split, source),
+        "--data-parallel-rpc-port",
+        str(_proc.zmq_handshake_port(worker_url)),
+        "--rl-control-port",
+        str(engine_port),
+    ]
+
+
+def headless_arguments(split: Split, source: ModelSource) -> list[str]:
+    """An engine alone, with the user's flags and the resolved model."""
+    return [
         "-m",
         "tokenspeed.cli.ts",
         "serve",
@@ -201,10 +217,6 @@ def engine_arguments(split: Split, source: ModelSource, worker_url: str, engine_
         str(source.path),
         *([] if "served_model_name" in split.engine.given else ["--served-model-name", source.name]),
         *split.engine_words,
-        "--data-parallel-rpc-port",
-        str(_proc.zmq_handshake_port(worker_url)),
-        "--rl-control-port",
-        str(engine_port),
     ]
 
 
@@ -227,7 +239,7 @@ def gateway_arguments(split: Split, worker_url: str) -> list[str]:
     return [*words, "--backend", "tokenspeed", "--worker-urls", worker_url]
 
 
-def supervisor_config(split: Split, gateway: GatewayConfig, engine_port: int) -> SupervisorConfig:
+def supervisor_config(split: Split, gateway: GatewayConfig, engine_ports: Sequence[int]) -> SupervisorConfig:
     values = split.supervisor.values
     for dest in ("engine_startup_timeout", "gateway_startup_timeout", "drain_timeout"):
         if not 0 < values[dest] < 1e9:
@@ -247,7 +259,9 @@ def supervisor_config(split: Split, gateway: GatewayConfig, engine_port: int) ->
         gateway_startup_timeout_s=values["gateway_startup_timeout"],
         drain_timeout_s=values["drain_timeout"],
         max_restarts=values["engine_restarts"],
-        engine_url=f"http://{_reachable(split.engine.values['rl_control_host'])}:{engine_port}",
+        engine_urls=tuple(
+            f"http://{_reachable(split.engine.values['rl_control_host'])}:{port}" for port in engine_ports
+        ),
         control_port=control_port,
         control_is_asked="control_port" in split.supervisor.given,
         control_key=split.engine.values["rl_control_api_key"],

@@ -45,8 +45,8 @@ class SupervisorConfig:
     gateway_startup_timeout_s: float
     drain_timeout_s: float
     max_restarts: int
-    engine_url: str
-    """The engine's own HTTP port."""
+    engine_urls: tuple[str, ...]
+    """The own HTTP port of each replica of the engine."""
     control_port: int | None
     control_is_asked: bool
     """Whether the user named the port: then it must be had."""
@@ -129,7 +129,7 @@ class Supervisor:
             return ControlServer(
                 port,
                 self._config.base_url,
-                self._config.engine_url,
+                self._config.engine_urls,
                 self._config.control_key,
                 lambda: {**self._config.server_args, **facts},
             )

@@ -214,6 +214,14 @@ PARALLEL_FLAGS: tuple[Flag, ...] = (
         _PARALLEL,
         "Replicas of the engine (1), each with ranks and a KV pool of its own; the gateway shares requests out.",
     ),
+    _flag(
+        "--data-parallel-rank",
+        "int",
+        None,
+        _PARALLEL,
+        "This engine is that replica of those on this machine: its GPUs, its number on the lane and its ports come "
+        "after the others'. When not given, all replicas are started.",
+    ),
     _flag("--world-size", "int", None, _PARALLEL, "Ranks of all replicas and nodes; checked against the other flags."),
     _flag("--nnodes", "int", None, _PARALLEL, "Machines that the ranks are spread over (1)."),
     _flag("--node-rank", "int", None, _PARALLEL, "Which of the machines this is; 0 has the first rank and the lane."),

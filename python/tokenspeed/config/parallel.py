@@ -31,14 +31,15 @@ _MOST_RANKS = 1024
 class ParallelConfig:
     """One replica's ranks, seen from one of its nodes.
 
-    tensor_size: ranks of the replica, over all nodes. data_size, data_rank: replicas, and which of them this is.
+    tensor_size: ranks of the replica, over all nodes. data_size, data_rank: replicas, and which of them this is; None
+    where nobody has said, so that whoever starts engines has to start them all.
     devices: what torch calls those of this node's ranks, in rank order. init_host, init_port: where the first rank
     listens for the ranks of other nodes; None with one node. timeout_s: how long a rank may be silent, or a step take.
     """
 
     tensor_size: int
     data_size: int
-    data_rank: int
+    data_rank: int | None
     num_nodes: int
     node_rank: int
     devices: tuple[str, ...]
@@ -77,20 +78,34 @@ def parallel_of(raw: Mapping[str, Any], device: str, num_gpus: int) -> ParallelC
     return ParallelConfig(
         tensor_size=tensor,
         data_size=data,
-        data_rank=0,
+        data_rank=_data_rank(raw, data),
         num_nodes=nodes,
         node_rank=node_rank,
-        devices=_devices(raw, device, local, data, num_gpus),
+        # A replica that is started alone has nobody before it: `replica_values` has moved its GPUs already.
+        devices=_devices(raw, device, local, data if raw["data_parallel_rank"] is None else 1, num_gpus),
         init_host=host,
         init_port=port,
         timeout_s=float(_positive(raw, "distributed_timeout_seconds") or DEFAULT_TIMEOUT_S),
     )
 
 
-def replica_devices(raw: Mapping[str, Any], config: ParallelConfig) -> list[int]:
-    """The `--base-gpu-id` of each replica."""
-    stride = len(config.devices) * raw["gpu_id_step"]
-    return [raw["base_gpu_id"] + index * stride for index in range(config.data_size)]
+def replica_values(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The flags of the replica that `--data-parallel-rank` says this is: its GPUs, its number on the lane and its ports
+    lie behind those of the replicas before it."""
+    rank = raw["data_parallel_rank"]
+    if not rank:
+        return raw
+    num_gpus = (_agreed(raw, _SIZES) or 1) * (_positive(raw, "gpu_id_step") or 1)
+    moved = {"base_gpu_id": rank * num_gpus, "zmq_engine_index": rank}
+    moved |= {port: rank for port in ("rl_control_port", "metrics_port") if raw[port]}
+    return {**raw, **{dest: raw[dest] + by for dest, by in moved.items()}}
+
+
+def _data_rank(raw: Mapping[str, Any], size: int) -> int | None:
+    rank: int | None = raw["data_parallel_rank"]
+    if rank is not None and not 0 <= rank < size:
+        raise FlagError("--data-parallel-rank", f"{rank} is not in [0, {size - 1}] (--data-parallel-size {size})")
+    return 0 if size == 1 else rank
 
 
 def _devices(raw: Mapping[str, Any], device: str, local: int, data: int, num_gpus: int) -> tuple[str, ...]:

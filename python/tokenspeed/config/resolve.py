@@ -16,7 +16,7 @@ from tokenspeed.config.curve import EngineCurve, engine_curve
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.hardware import Hardware
 from tokenspeed.config.operations import OperationsConfig, operations_of
-from tokenspeed.config.parallel import ParallelConfig, parallel_of
+from tokenspeed.config.parallel import ParallelConfig, parallel_of, replica_values
 from tokenspeed.config.quantization import GGUF_TYPES, QuantGroup, Quantization
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -155,6 +155,7 @@ class LogConfig:
     log_requests_level: int
     log_request_stats: bool
     decode_log_interval: int
+    data_rank: int
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,7 @@ class Config:
 
 def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Config:
     """`raw` is `ParsedFlags.values`. Pure: the same arguments give an equal Config."""
+    raw = replica_values(raw)
     device = _device(raw, hardware)
     on_cpu = device == "cpu"
     dtype = _dtype(raw, model, on_cpu)
@@ -219,6 +221,7 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
             raw["log_requests_level"],
             raw["enable_log_request_stats"],
             _at_least(raw, "decode_log_interval", 0),
+            parallel.data_rank or 0,
         ),
         operations=operations_of(raw),
         lane=LaneConfig(

@@ -159,7 +159,23 @@ TABLE: list[tuple[str, Hardware, dict[str, Any]]] = [
     ),
     ("--tp 2", SERVER, {"device.device": "cuda:0", "parallel.devices": ("cuda:0", "cuda:1")}),
     ("--attn-tp-size 2 --dense-tp-size 2 --world-size 2", SERVER, {"parallel.tensor_size": 2}),
-    ("--data-parallel-size 2", LAPTOP, {"parallel.data_size": 2, "device.num_threads": 4}),
+    (
+        "--data-parallel-size 2",
+        LAPTOP,
+        {"parallel.data_size": 2, "parallel.data_rank": None, "device.num_threads": 4},
+    ),
+    (
+        "--data-parallel-size 2 --data-parallel-rank 1 --zmq-engine-index 4 --rl-control-port 9000 --metrics-port 0",
+        SERVER,
+        {
+            "parallel.data_rank": 1,
+            "device.device": "cuda:1",
+            "lane.engine_index": 5,
+            "operations.control_port": 9001,
+            "operations.metrics_port": 0,
+            "log.data_rank": 1,
+        },
+    ),
     ("--tp 2 --data-parallel-size 2 --world-size 4 --nprocs-per-node 4", LAPTOP, {"device.num_threads": 2}),
     ("--distributed-timeout-seconds 7", LAPTOP, {"parallel.timeout_s": 7.0}),
     (
@@ -192,6 +208,7 @@ REFUSED = [
     ("--tp 3", SERVER, "--tensor-parallel-size", "need GPU 2; there are 2 GPUs"),
     ("--tp 2 --gpu-id-step 2", SERVER, "--tensor-parallel-size", "in steps of 2, need GPU 2"),
     ("--tp 2 --data-parallel-size 2", SERVER, "--data-parallel-size", "need GPU 3"),
+    ("--data-parallel-size 2 --data-parallel-rank 2", LAPTOP, "--data-parallel-rank", "not in [0, 1]"),
     ("--tp 0", LAPTOP, "--tensor-parallel-size", "0 is not a number from 1 on"),
     ("--tp 2 --attn-tp-size 1", LAPTOP, "--attn-tp-size", "--tensor-parallel-size is 2"),
     ("--dense-tp-size 2 --moe-tp-size 4", LAPTOP, "--moe-tp-size", "--dense-tp-size is 2"),

@@ -26,7 +26,7 @@ def control_routes(operations: Operations, info: Callable[[], Mapping[str, Any]]
     def loads(_: Body) -> Mapping[str, Any]:
         load = operations.load_numbers()
         row = {
-            "dp_rank": 0,
+            "dp_rank": info().get("data_parallel_rank", 0),
             "num_reqs": load.num_running + load.num_waiting,
             "num_waiting_reqs": load.num_waiting,
             "num_pages": load.active_blocks,

@@ -101,8 +101,10 @@ def start(
     """`build` with as many ranks as `config` says; this process is the first of them."""
     if config.parallel.num_nodes > 1:
         raise FlagError("--nnodes", "this release runs an engine's ranks on one machine")
-    if config.parallel.data_size > 1:
-        raise FlagError("--data-parallel-size", "this release runs one replica a process")
+    if config.parallel.data_rank is None:
+        raise FlagError(
+            "--data-parallel-size", "a process has one replica: `ts serve` starts them all, --data-parallel-rank one"
+        )
     if config.parallel.tensor_size == 1:
         return build(config, source, model_config, hardware, progress, ALONE)
     # Every rank draws the seeds that requests do not bring, so all begin at one number.
@@ -231,6 +233,7 @@ def _facts(config: Config, num_blocks: int) -> dict[str, Any]:
         "max_num_seqs": limits.max_num_seqs,
         "tensor_parallel_size": config.parallel.tensor_size,
         "data_parallel_size": config.parallel.data_size,
+        "data_parallel_rank": config.parallel.data_rank,
     }
 
 

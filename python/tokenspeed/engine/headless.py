@@ -109,7 +109,7 @@ def ready_response(core: EngineCore, served_name: str) -> wire.ReadyResponse:
         data_parallel_size=parallel.data_size,
         tensor_parallel_size=parallel.tensor_size,
         pipeline_parallel_size=1,
-        data_parallel_rank=parallel.data_rank,
+        data_parallel_rank=parallel.data_rank or 0,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_batched_tokens,
         instance_id=served_name,

@@ -139,7 +139,7 @@ class Bench:
         admission = Admission(
             AdmissionConfig(100, 128, 1, 0, False, "xgrammar", False, 1), self.scheduler, requests, grammars
         )
-        log = StepLog(LogConfig("error", True, 0, True, 40), self.scheduler, requests, self.metrics)
+        log = StepLog(LogConfig("error", True, 0, True, 40, 0), self.scheduler, requests, self.metrics)
         self.loop = EngineLoop(self.scheduler, self.executor, self.desk, admission, requests, log, depth)
 
     def add(self, rid: str, num_prompt: int = 4, **params: Any) -> Bench:

@@ -119,7 +119,7 @@ class StepLog:
         load = self._scheduler.load()
         new_ids = plan.new_slot_request_ids.tolist()
         return PrefillBatch(
-            dp_rank=0,
+            dp_rank=self._config.data_rank,
             num_new_seqs=len(new_ids),
             num_new_tokens=len(plan.prompt_token_ids),
             num_cached_tokens=sum(self._scheduler.stats(request_id).cached_tokens for request_id in new_ids),
@@ -131,7 +131,7 @@ class StepLog:
     def _decode_batch(self, plan: Plan, tokens_per_s: float) -> DecodeBatch:
         load = self._scheduler.load()
         return DecodeBatch(
-            dp_rank=0,
+            dp_rank=self._config.data_rank,
             num_running=load.num_running,
             mean_seq_len=float(plan.context_lens[: plan.num_decode_rows].mean()) + 1,
             blocks=Blocks(load.active_blocks, load.cached_blocks, load.total_blocks),
