@@ -16,6 +16,18 @@ from typing import Any
 
 from tokenspeed.config.curve import GatewayCurve, gateway_curve
 from tokenspeed.config.flags import Flag, FlagError, Kind, help_text, parse_flags
+from tokenspeed.config.gateway_history import HISTORY_FLAGS, HISTORY_RANGES, HistoryConfig, history_config
+from tokenspeed.config.gateway_http import (
+    HTTP_FLAGS,
+    HTTP_LISTS,
+    HTTP_RANGES,
+    ConnectionConfig,
+    TokenizerCacheConfig,
+    TraceConfig,
+    connection_config,
+    tokenizer_cache_config,
+    trace_config,
+)
 from tokenspeed.config.gateway_refused import REFUSED
 
 POLICY_NAMES = (
@@ -30,10 +42,9 @@ POLICY_NAMES = (
     "prefix_hash",
 )
 ASSIGNMENT_MODES = ("random", "min_load", "min_group")
-HISTORY_BACKENDS = ("sqlite", "memory", "redis", "none")
 LOG_LEVELS = ("debug", "info", "warn", "error")
 
-_LISTS = frozenset({"--worker-urls", "--request-id-headers", "--prometheus-duration-buckets", "--model-alias"})
+_LISTS = frozenset({"--worker-urls", "--request-id-headers", "--prometheus-duration-buckets", "--model-alias"}) | HTTP_LISTS
 
 
 @dataclass(frozen=True)
@@ -98,20 +109,6 @@ class DrainConfig:
 
 
 @dataclass(frozen=True)
-class HistoryConfig:
-    """Where stored responses and conversations are kept, and for how long. backend: sqlite (the file `path`), memory,
-    redis (`redis_url`) or none (the APIs that need it are not there)."""
-
-    backend: str
-    path: str | None
-    """None: `default_path`, or memory where that cannot be written."""
-    default_path: str
-    redis_url: str | None
-    retention_s: float
-    op_timeout_s: float
-
-
-@dataclass(frozen=True)
 class GatewayConfig:
     """Everything `tokenspeed.gateway.app.run` needs."""
 
@@ -152,6 +149,9 @@ class GatewayConfig:
     limits: LimitConfig
     drain: DrainConfig
     history: HistoryConfig
+    connections: ConnectionConfig
+    traces: TraceConfig
+    tokenizer_cache: TokenizerCacheConfig
 
 
 def _flag(names: str, kind: Kind, default: Any, group: str, text: str, *choices: Any) -> Flag:
@@ -160,7 +160,6 @@ def _flag(names: str, kind: Kind, default: Any, group: str, text: str, *choices:
 
 _WORKERS, _ROUTING, _MODEL, _HTTP, _LIMITS = "Workers", "Routing", "Model", "HTTP", "Limits"
 _RETRIES, _HEALTH, _LOGS, _SECURITY = "Retries", "Health", "Logs and metrics", "Security"
-_HISTORY = "History"
 
 HONOURED: tuple[Flag, ...] = (
     _flag("--host", "str", "0.0.0.0", _HTTP, "address to listen on"),
@@ -224,17 +223,6 @@ HONOURED: tuple[Flag, ...] = (
     _flag("--worker-stale-secs", "float", 30.0, _HEALTH, "a worker with work and no sign of life this long is stuck"),
     _flag("--health-check-interval-secs", "float", 1.0, _HEALTH, "how often the workers' health is looked at"),
     _flag("--disable-load-monitoring", "switch", False, _HEALTH, "engines report load unasked; accepted for scripts"),
-    _flag("--history-backend", "str", "sqlite", _HISTORY, "where responses are kept", *HISTORY_BACKENDS),
-    _flag(
-        "--history-path",
-        "str",
-        None,
-        _HISTORY,
-        "the SQLite file; default: in ~/.local/state/tokenspeed",
-    ),
-    _flag("--redis-url", "str", None, _HISTORY, "redis:// address for --history-backend redis"),
-    _flag("--redis-op-timeout-secs", "float", 5.0, _HISTORY, "longest wait for Redis"),
-    _flag("--redis-retention-days", "int", 30, _HISTORY, "records are kept this long, in SQLite too"),
     _flag("--log-level", "str", "info", _LOGS, "least severe lines that are written", *LOG_LEVELS),
     _flag("--log-json", "switch", False, _LOGS, "log lines as JSON objects"),
     _flag("--prometheus-port", "int", None, _LOGS, "also serve /metrics alone on this port"),
@@ -248,6 +236,8 @@ HONOURED: tuple[Flag, ...] = (
     ),
     _flag("--tls-cert-path", "str", None, _SECURITY, "certificate chain of the server"),
     _flag("--tls-key-path", "str", None, _SECURITY, "its private key"),
+    *HTTP_FLAGS,
+    *HISTORY_FLAGS,
 )
 
 TABLE: tuple[Flag, ...] = HONOURED + REFUSED
@@ -329,22 +319,10 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
             idle_connection_timeout_s=values["idle_connection_timeout_secs"],
         ),
         drain=DrainConfig(values["shutdown_settle_secs"], values["shutdown_grace_period_secs"]),
-        history=_history(values),
-    )
-
-
-def _history(values: dict[str, Any]) -> HistoryConfig:
-    url = values["redis_url"]
-    if values["history_backend"] == "redis" and not url:
-        raise FlagError("--redis-url", "--history-backend redis needs the server's address")
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return HistoryConfig(
-        backend=values["history_backend"],
-        path=values["history_path"],
-        default_path=str(state / "tokenspeed" / "history.sqlite"),
-        redis_url=url,
-        retention_s=values["redis_retention_days"] * 86400.0,
-        op_timeout_s=values["redis_op_timeout_secs"],
+        history=history_config(values),
+        connections=connection_config(values),
+        traces=trace_config(values),
+        tokenizer_cache=tokenizer_cache_config(values),
     )
 
 
@@ -406,8 +384,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("--worker-stale-secs", 0.001, 1e9),
     ("--health-check-interval-secs", 0.001, 1e9),
     ("--prometheus-port", 0, 65535),
-    ("--redis-op-timeout-secs", 0.001, 1e6),
-    ("--redis-retention-days", 1, 36500),
+    *HISTORY_RANGES,
+    *HTTP_RANGES,
 )
 
 

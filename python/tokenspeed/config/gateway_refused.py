@@ -15,7 +15,7 @@ _HTTP_WORKERS = "workers are reached over the ZMQ lane only"
 _ADMIN = "all endpoints are on one port"
 _POLICY = "this routing policy or its tuning is not in this release"
 _RANKS = "a worker's ranks are balanced by their requests in flight"
-_RL = "this release has no control server for trainers"
+_RL = "trainers use the engine's own control port (--rl-control-port)"
 _PD = "this release serves prefill and decode in one engine"
 _CHECKS = "workers register by themselves when they dial"
 _LOADS = "engines report their load with every step"
@@ -24,15 +24,15 @@ _LOGS = "log lines go to stderr"
 _DISCOVERY = "workers are named by --worker-urls"
 _REQUESTS = "this limit is not in this release"
 _GRPC = "workers are reached over the ZMQ lane only"
-_CORS = "this release answers no cross-origin requests"
-_RATES = "requests have one class and one common limit"
+_RATES = "all callers have one limit in common; `priority` of a request orders those that wait"
 _HEALTH = "a worker's health is the age of its last sign of life"
-_TOKENIZER = "the tokenizer has no cache and is loaded at start"
-_HISTORY = "this release stores no conversations"
+_TOKENIZER = "the tokenizer is loaded at start"
+_HISTORY = "records are kept in SQLite, in memory or in Redis, in tables of their own (--history-backend)"
+_NO_TOOLS = "this server calls no tools itself"
+_STORED = "records belong to API keys alone"
 _WASM = "this release runs no plug-ins"
 _ONE_MODEL = "one gateway serves one model"
 _TLS = "the lane to the workers has no TLS"
-_TRACING = "this release exports no traces"
 _TENANTS = "keys are given by --api-key and are all equal"
 _MESH = "gateways do not talk to each other"
 _WEBRTC = "this release has no realtime API"
@@ -89,7 +89,6 @@ REFUSED: tuple[Flag, ...] = (
     _no("--cache-ttl-secs", "float", 180.0, _POLICY),
     _no("--max-buffered-request-bytes", "int", 1048576, _REQUESTS),
     _no("--pd-admission-wait-secs", "float", 30.0, _PD),
-    _no("--stream-body-stall-timeout-secs", "float", 300.0, _REQUESTS),
     _no("--routing-key-override --sticky-sessions", "switch", False, _POLICY),
     _no("--routing-key-headers", "append", (), _POLICY),
     _no("--dp-minimum-tokens-scheduler", "switch", False, _RANKS),
@@ -166,16 +165,12 @@ REFUSED: tuple[Flag, ...] = (
     # Profiling
     _no("--jemalloc-prof-dir", "str", None, _RUNTIME),
     # Request Handling
-    _no("--storage-context-headers", "append", (), _HISTORY),
+    _no("--storage-context-headers", "append", (), _STORED),
     _no("--grpc-request-timeout-secs", "float", 0.0, _GRPC),
-    _no("--header-read-timeout-secs", "float", 30.0, _REQUESTS),
-    _no("--max-connections", "int", 0, _REQUESTS),
     _no("--trust-tenant-header", "switch", False, _TENANTS),
     _no("--tenant-header-name", "str", "x-smg-tenant-id", _TENANTS),
-    _no("--cors-allowed-origins", "append", (), _CORS),
     # Rate Limiting
     _no("--rate-limit-tokens-per-second", "str", None, _RATES),
-    _no("--max-background-responses", "int", 1024, _HISTORY),
     # Priority Scheduler
     _no("--priority-scheduler-enabled", "switch", False, _RATES),
     _no("--priority-scheduler-default-max-class", "str", "default", _RATES),
@@ -201,19 +196,11 @@ REFUSED: tuple[Flag, ...] = (
     # Tokenizer
     _no("--disable-tokenizer-autoload", "switch", False, _TOKENIZER),
     _no("--parser", "str", "legacy", _TOKENIZER, "legacy"),
-    _no("--tokenizer-cache-enable-l0", "switch", False, _TOKENIZER),
-    _no("--tokenizer-cache-l0-max-entries", "int", 10000, _TOKENIZER),
-    _no("--tokenizer-cache-enable-l1", "switch", False, _TOKENIZER),
-    _no("--tokenizer-cache-l0-max-memory", "int", 268435456, _TOKENIZER),
-    _no("--tokenizer-cache-l1-max-memory", "int", 52428800, _TOKENIZER),
     # Parsers
-    _no("--mcp-config-path", "str", None, _HISTORY),
+    _no("--mcp-config-path", "str", None, _NO_TOOLS),
     # Backend
     _no("--enable-wasm", "switch", False, _WASM),
     _no("--storage-hook-wasm-path", "str", None, _WASM),
-    _no("--history-memory-max-responses", "int", 10000, _HISTORY),
-    _no("--history-memory-max-items", "int", 100000, _HISTORY),
-    _no("--history-memory-retention-secs", "float", 86400.0, _HISTORY),
     _no("--schema-config", "str", None, _HISTORY),
     # Oracle Database
     _no("--oracle-wallet-path", "str", None, _HISTORY),
@@ -230,16 +217,10 @@ REFUSED: tuple[Flag, ...] = (
     _no("--postgres-db-url-file", "str", None, _HISTORY),
     _no("--postgres-pool-max --postgres-pool-max-size", "int", 16, _HISTORY),
     _no("--postgres-op-timeout-secs", "float", 5.0, _HISTORY),
-    # Redis Database
-    _no("--redis-url-file", "str", None, _HISTORY),
-    _no("--redis-pool-max --redis-pool-max-size", "int", 16, _HISTORY),
     # TLS/mTLS Security
     _no("--client-cert-path", "str", None, _TLS),
     _no("--client-key-path", "str", None, _TLS),
     _no("--ca-cert-paths", "append", (), _TLS),
-    # Tracing (OpenTelemetry)
-    _no("--enable-trace", "switch", False, _TRACING),
-    _no("--otlp-traces-endpoint", "str", "localhost:4317", _TRACING),
     # Data Plane Authentication
     _no("--tenant-api-key", "append", (), _TENANTS),
     _no("--tenant-api-keys-file", "str", None, _TENANTS),

@@ -104,4 +104,30 @@ def test_no_flag_stands_in_the_table_twice_and_help_lists_the_honoured_ones() ->
     names = [name for flag in TABLE for name in flag.names]
     assert len(names) == len(set(names))
     assert all(flag.name in launch_help() for flag in HONOURED)
-    assert "--enable-trace" not in launch_help()
+    assert "--enable-mesh" not in launch_help()
+
+
+def test_the_address_of_redis_may_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "redis"
+    file.write_text("redis://:secret@host/0\n")
+    config = parse_launch([*WORKER, "--history-backend", "redis", "--redis-url-file", str(file)])
+    assert config.history.redis_url == "redis://:secret@host/0"
+    with pytest.raises(FlagError, match="--redis-url-file: it excludes"):
+        parse_launch([*WORKER, "--redis-url", "redis://a", "--redis-url-file", str(file)])
+    with pytest.raises(FlagError, match="--redis-url-file: .* cannot be read"):
+        parse_launch([*WORKER, "--redis-url-file", str(tmp_path / "none")])
+
+
+def test_memory_has_its_own_retention_and_traces_and_caches_are_off_unless_asked_for() -> None:
+    config = parse_launch([*WORKER, "--history-backend", "memory"])
+    assert (config.history.retention_s, config.history.memory_responses) == (86400, 10000)
+    assert config.traces.endpoint is None
+    assert (config.tokenizer_cache.exact_bytes, config.tokenizer_cache.prefix_bytes) == (0, 0)
+    assert parse_launch([*WORKER, "--enable-trace"]).traces.endpoint == "localhost:4317"
+    for words, flag in (
+        (["--cors-allowed-origins", "example.org"], "--cors-allowed-origins"),
+        (["--enable-trace", "--otlp-traces-endpoint", "nowhere"], "--otlp-traces-endpoint"),
+        (["--max-connections", "-1"], "--max-connections"),
+    ):
+        with pytest.raises(FlagError, match=flag):
+            parse_launch([*WORKER, *words])

@@ -17,13 +17,15 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import zmq
 from aiohttp import web
 
-from tokenspeed.config.gateway import GatewayConfig, HistoryConfig
+from tokenspeed.config.gateway import GatewayConfig
+from tokenspeed.config.gateway_history import HistoryConfig
+from tokenspeed.config.gateway_http import TokenizerCacheConfig
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import resolve_model
 from tokenspeed.gateway.chat.model import ServedModel
@@ -33,9 +35,10 @@ from tokenspeed.gateway.history.store import Backend, BackendError, History
 from tokenspeed.gateway.http.admin import AdminApi
 from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.auth import KeyCheck
+from tokenspeed.gateway.http.connections import Connections
 from tokenspeed.gateway.http.gauges import WorkerGauges
 from tokenspeed.gateway.http.logs import configure_logs
-from tokenspeed.gateway.http.server import Server, metrics_response
+from tokenspeed.gateway.http.server import HttpOptions, Server, metrics_response
 from tokenspeed.gateway.http.service import Service
 from tokenspeed.gateway.http.sse import KeepAlive
 from tokenspeed.gateway.openapi import openapi_route
@@ -48,6 +51,7 @@ from tokenspeed.gateway.route.worker import Worker, WorkerOptions, WorkerState
 from tokenspeed.gateway.text.parse.names import Parsers, UnknownParser, parsers_named
 from tokenspeed.gateway.text.template import ChatTemplate, TemplateError
 from tokenspeed.gateway.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from tokenspeed.gateway.text.tokenizer_cache import CacheSizes, TokenizerCache
 from tokenspeed.observability.gateway_metrics import DURATION_BUCKETS_S, GatewayMetrics
 from tokenspeed.rpc.lane.address import AddressError
 from tokenspeed.rpc.lane.gateway_end import LaneOptions
@@ -135,7 +139,7 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
             router.open()
         except (AddressError, zmq.ZMQError, OSError) as error:
             raise StartError(f"a worker's lane cannot be opened: {error}", 1) from None
-        model = load_model(config, router)
+        model = load_model(config, router, metrics)
         keep_alive = KeepAlive(config.sse_keepalive_s)
         limits = config.limits
         service = Service(
@@ -158,11 +162,16 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         if config.history.backend != "none":
             history = History(_history_backend(config.history))
             stack.push_async_callback(history.close)
-            responses = ResponsesApi(service, keys, history)
+            responses = ResponsesApi(service, keys, history, config.history.max_background)
             stack.push_async_callback(responses.close)
             routes += responses.routes()
-        server = Server(service, keys, limits.max_payload_bytes, config.request_id_headers, routes)
-        port = await _listen(stack, server.app, config.host, config.port, config)
+        http = config.connections
+        connections = Connections(http.max_connections, http.header_timeout_s, metrics)
+        http_options = HttpOptions(
+            limits.max_payload_bytes, config.request_id_headers, http.stall_s, http.cors_origins, connections
+        )
+        server = Server(service, keys, http_options, routes)
+        port = await _listen(stack, server.app, config.host, config.port, _Listening(config, connections))
         if config.prometheus_port is not None:
             host = config.prometheus_host or config.host
             await _listen(stack, _metrics_app(service), host, config.prometheus_port, None)
@@ -187,9 +196,9 @@ def _history_backend(config: HistoryConfig) -> Backend:
     try:
         if config.backend == "redis":
             assert config.redis_url is not None
-            return RedisBackend(config.redis_url, config.retention_s, config.op_timeout_s)
+            return RedisBackend(config.redis_url, config.retention_s, config.op_timeout_s, config.pool_size)
         if config.backend == "memory":
-            return SqliteBackend(None, config.retention_s)
+            return SqliteBackend(None, config.retention_s, _memory_limits(config))
         if config.path is not None:
             return SqliteBackend(Path(config.path), config.retention_s)
         return _default_backend(config)
@@ -205,24 +214,39 @@ def _default_backend(config: HistoryConfig) -> Backend:
         return SqliteBackend(Path(config.default_path), config.retention_s)
     except BackendError as error:
         logger.warning("stored responses are kept in memory only: %s", error)
-        return SqliteBackend(None, config.retention_s)
+        return SqliteBackend(None, config.retention_s, _memory_limits(config))
 
 
-async def _listen(
-    stack: AsyncExitStack, app: web.Application, host: str, port: int, config: GatewayConfig | None
-) -> int:
-    idle_s = 75.0 if config is None else config.limits.idle_connection_timeout_s
+def _memory_limits(config: HistoryConfig) -> dict[str, int]:
+    return {"response": config.memory_responses, "item:": config.memory_items}
+
+
+@dataclass(frozen=True)
+class _Listening:
+    """What the main listener has that the one for metrics has not."""
+
+    config: GatewayConfig
+    connections: Connections
+
+
+async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: int, main: _Listening | None) -> int:
+    """Serve `app`; the port. Raises `StartError`."""
+    idle_s = 75.0 if main is None else main.config.limits.idle_connection_timeout_s
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, keepalive_timeout=idle_s, shutdown_timeout=1.0
     )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
+    assert runner.server is not None
+    make = runner.server if main is None else main.connections.watched(runner.server)
+    context = None if main is None else _tls(main.config)
     try:
-        context = None if config is None else _tls(config)
-        await web.TCPSite(runner, host, port, ssl_context=context, backlog=1024).start()
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(make, host, port, ssl=context, backlog=1024)
     except OSError as error:
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}", 1) from None
-    return int(runner.addresses[0][1])
+    stack.callback(listener.close)
+    return int(listener.sockets[0].getsockname()[1])
 
 
 def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
@@ -242,7 +266,7 @@ def _metrics_app(service: Service) -> web.Application:
     return app
 
 
-def load_model(config: GatewayConfig, router: Router) -> ServedModel:
+def load_model(config: GatewayConfig, router: Router, metrics: GatewayMetrics) -> ServedModel:
     """The tokenizer and the template that the configuration names. Raises `StartError`."""
     try:
         source = resolve_model(config.model_path)
@@ -254,7 +278,17 @@ def load_model(config: GatewayConfig, router: Router) -> ServedModel:
     if config.model_path is not None:
         names.append(config.model_path)
     template = _template(config, tokenizer)
-    return ServedModel(names, tokenizer, template, _parsers(config, template), router)
+    cache = _tokenizer_cache(config.tokenizer_cache, tokenizer, metrics)
+    return ServedModel(names, tokenizer, template, _parsers(config, template), router, cache)
+
+
+def _tokenizer_cache(
+    config: TokenizerCacheConfig, tokenizer: Tokenizer, metrics: GatewayMetrics
+) -> TokenizerCache | None:
+    if not (config.exact_bytes or config.prefix_bytes):
+        return None
+    sizes = CacheSizes(config.exact_entries, config.exact_bytes, config.prefix_bytes)
+    return TokenizerCache(tokenizer, sizes, metrics.tokenizer_lookup)
 
 
 def _parsers(config: GatewayConfig, template: ChatTemplate | None) -> Parsers:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""What the gateway loads: nothing of the engine, and no torch."""
+"""What the gateway loads: nothing of the engine, and no torch. What its flags put together."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+
+from tokenspeed.gateway.testing.fake_engine import END_TOKEN, replying
+from tokenspeed.gateway.testing.running import RunningGateway, ids
 
 FORBIDDEN = ("torch", "tokenspeed_kernel", "tokenspeed_cc", "tokenspeed.engine", "tokenspeed.models", "transformers")
 
@@ -22,3 +25,17 @@ def test_the_gateway_imports_no_torch_engine_or_kernel() -> None:
     modules = run.stdout.split()
     assert "tokenspeed.gateway.http.server" in modules
     assert [name for name in modules if name in FORBIDDEN] == []
+
+
+def test_the_tokenizer_caches_are_used_when_asked_for_and_give_the_same_prompt() -> None:
+    flags = ["--tokenizer-cache-enable-l0", "--tokenizer-cache-enable-l1"]
+    messages = [{"role": "user", "content": "hi"}]
+    with RunningGateway([replying(ids("Paris"))], flags) as running:
+        for turn in ("one", "two", "two"):
+            body = {"messages": [*messages, {"role": "user", "content": turn}]}
+            assert running.post("/v1/chat/completions", body)[0] == 200
+        first, second, third = (request.input_ids for request in running.engines[0].seen.requests)
+        assert second == third == [*first[: -len(ids("one[assistant]")) - 1], *ids("two"), END_TOKEN, *ids("[assistant]")]
+        text = running.request("GET", "/metrics")[2].decode()
+    assert 'smg_tokenizer_cache_lookups_total{cache="l0",result="hit"} 1.0' in text
+    assert 'smg_tokenizer_cache_lookups_total{cache="l1",result="hit"}' in text

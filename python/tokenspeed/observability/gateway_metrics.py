@@ -85,6 +85,7 @@ class GatewayMetrics:
         self._make_workers()
         self._make_breakers()
         self._make_routing()
+        self._make_tokenizer()
 
     def _of(self, metric: M, *values: str) -> M:
         """A series of `metric`. The library's own look-up costs more than counting; series of requests never end."""
@@ -103,6 +104,14 @@ class GatewayMetrics:
     def http_started(self) -> None:
         """A request's head has been read."""
         self._http_active.inc()
+
+    def connection_refused(self) -> None:
+        """A connection over the limit was closed."""
+        self._connections_rejected.inc()
+
+    def connection_timed_out(self) -> None:
+        """The head of a request took too long."""
+        self._connection_timeouts.inc()
 
     def http_finished(self, method: str, path: str, status: int, error_code: str, duration_s: float) -> None:
         """The answer's last byte is out, or the client has left.
@@ -205,9 +214,28 @@ class GatewayMetrics:
         for gauge in (self._load_running, self._load_waiting, self._load_usage):
             _drop(gauge, model, worker)
 
+    def tokenizer_lookup(self, cache: str, hit: bool, num_reused: int) -> None:
+        """A tokenizer cache ("l0" or "l1") was asked; characters that were not encoded again."""
+        self._of(self._tokenizer_lookups, cache, "hit" if hit else "miss").inc()
+        self._of(self._tokenizer_reused, cache).inc(num_reused)
+
+    def _make_tokenizer(self) -> None:
+        self._tokenizer_lookups = Counter(
+            "smg_tokenizer_cache_lookups", "Texts asked for.", ("cache", "result"), registry=self.registry
+        )
+        self._tokenizer_reused = Counter(
+            "smg_tokenizer_cache_reused_bytes", "Characters not encoded again.", ("cache",), registry=self.registry
+        )
+
     def _make_http(self, buckets: tuple[float, ...]) -> None:
         registry = self.registry
         self._http_active = Gauge("smg_http_connections_active", "HTTP requests being answered.", registry=registry)
+        self._connections_rejected = Counter(
+            "smg_http_connections_rejected", "Connections over the limit.", registry=registry
+        )
+        self._connection_timeouts = Counter(
+            "smg_http_connection_timeouts", "Connections whose request's head took too long.", registry=registry
+        )
         self._http_requests = Counter(
             "smg_http_requests_total", "HTTP requests.", ("method", "path"), registry=registry
         )

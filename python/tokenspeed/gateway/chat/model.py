@@ -15,6 +15,7 @@ from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.text.parse.names import MARKER_TOKENS, Parsers
 from tokenspeed.gateway.text.template import ChatTemplate
 from tokenspeed.gateway.text.tokenizer import Tokenizer
+from tokenspeed.gateway.text.tokenizer_cache import TokenizerCache
 
 _LONG_TEXT = 16_384
 """Characters or tokens from which on a text is encoded or decoded off the loop (about 10 ms)."""
@@ -32,6 +33,7 @@ class ServedModel:
         template: ChatTemplate | None,
         parsers: Parsers,
         router: Router,
+        cache: TokenizerCache | None = None,
     ) -> None:
         self.parsers = parsers
         self.template_has_tools = template is not None and template.tools
@@ -40,6 +42,7 @@ class ServedModel:
         )
         """Tokens that parsers look for; those that the tokenizer calls special stay in the text for them."""
         self.tokenizer = tokenizer
+        self._encode = tokenizer.encode if cache is None else cache.encode
         self.template = template
         self._names = names
         self._router = router
@@ -81,8 +84,8 @@ class ServedModel:
         """Token ids of a text of any length. Raises `ApiError` 400 for text that is no Unicode."""
         try:
             if len(text) < _LONG_TEXT:
-                return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+                return self._encode(text, add_special_tokens=add_special_tokens)
+            return await asyncio.to_thread(self._encode, text, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError):
             raise invalid(param, "invalid_value", f"{param} contains characters that are no Unicode text") from None
 

@@ -42,7 +42,7 @@ def redis_url() -> Iterator[str]:
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     made: Backend
     if request.param == "redis":
-        made = RedisBackend(request.getfixturevalue("redis_url"), 60.0, 5.0)
+        made = RedisBackend(request.getfixturevalue("redis_url"), 60.0, 5.0, 2)
     else:
         made = SqliteBackend(tmp_path / "a" / "h.sqlite" if request.param == "sqlite" else None, 60.0)
     yield made
@@ -65,13 +65,13 @@ def test_records_are_kept_by_kind_owner_and_id_in_the_order_of_their_first_writi
 def test_a_file_outlives_its_process_and_old_records_go(tmp_path: Path) -> None:
     now = [1000.0]
     path = tmp_path / "h.sqlite"
-    first = SqliteBackend(path, 60.0, lambda: now[0])
+    first = SqliteBackend(path, 60.0, now_s=lambda: now[0])
     first.put(("k", "", "old"), b"1")
     now[0] += 50
     first.put(("k", "", "new"), b"2")
     first.close()
     now[0] += 20
-    second = SqliteBackend(path, 60.0, lambda: now[0])
+    second = SqliteBackend(path, 60.0, now_s=lambda: now[0])
     assert second.list("k", "") == [("new", b"2")]
     second.close()
 
@@ -156,4 +156,16 @@ def test_a_place_that_cannot_be_opened_is_refused_in_words(tmp_path: Path) -> No
     with pytest.raises(BackendError, match="not a database"):
         SqliteBackend(tmp_path / "broken.sqlite", 60.0)
     with pytest.raises(BackendError):
-        RedisBackend("redis://127.0.0.1:1/0", 60.0, 0.5)
+        RedisBackend("redis://127.0.0.1:1/0", 60.0, 0.5, 2)
+
+
+def test_memory_keeps_the_newest_of_a_kind_and_all_of_the_others() -> None:
+    kept = SqliteBackend(None, 60.0, {"response": 3, "item:": 4})
+    for number in range(6):
+        kept.put(("response", "", f"r{number}"), b"{}")
+        kept.put((f"item:c{number % 2}", "", f"i{number}"), b"{}")
+        kept.put(("conversation", "", f"c{number}"), b"{}")
+    kept.put(("response", "", "r4"), b"new")  # an update makes nothing younger
+    assert [name for name, _ in kept.list("response", "")] == ["r3", "r4", "r5"]
+    assert [name for kind in ("item:c0", "item:c1") for name, _ in kept.list(kind, "")] == ["i2", "i4", "i3", "i5"]
+    assert len(kept.list("conversation", "")) == 6

@@ -18,14 +18,17 @@ _PREFIX = "tokenspeed"
 class RedisBackend:
     """`url`: redis://... or rediss://...; op_timeout_s bounds every call."""
 
-    def __init__(self, url: str, retention_s: float, op_timeout_s: float) -> None:
+    def __init__(self, url: str, retention_s: float, op_timeout_s: float, pool_size: int) -> None:
         import redis  # Only servers that name one need the client.
 
         self._error: type[Exception] = redis.RedisError
         self._retention_ms = int(retention_s * 1000)
         try:
             self._client: Any = redis.Redis.from_url(
-                url, socket_timeout=op_timeout_s, socket_connect_timeout=op_timeout_s
+                url,
+                socket_timeout=op_timeout_s,
+                socket_connect_timeout=op_timeout_s,
+                max_connections=pool_size,
             )
             self._client.ping()
         except (redis.RedisError, ValueError) as error:

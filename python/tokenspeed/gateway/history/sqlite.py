@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,17 +28,29 @@ _PUT = """
 INSERT INTO records (kind, owner, id, written_s, body) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (kind, owner, id) DO UPDATE SET body = excluded.body, written_s = excluded.written_s
 """
+_TRIM = """
+WITH found AS (SELECT number FROM records WHERE kind >= ?1 AND kind < ?2 ORDER BY number DESC LIMIT -1 OFFSET ?3)
+DELETE FROM records WHERE number IN (SELECT number FROM found)
+"""
 _WRITES_BETWEEN_PURGES = 1000
 _BUSY_S = 5.0
 
 
 class SqliteBackend:
-    """`path` None keeps records in memory. `now_s`: seconds since the epoch."""
+    """`path` None keeps records in memory. `limits`: beginnings of kinds -> records kept of them, the oldest go first.
+    `now_s`: seconds since the epoch."""
 
-    def __init__(self, path: Path | None, retention_s: float, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        retention_s: float,
+        limits: Mapping[str, int] | None = None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
         self._retention_s = retention_s
         self._now_s = now_s
         self._num_writes = 0
+        self._limits = dict(limits or {})
         try:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,6 +69,10 @@ class SqliteBackend:
         self._num_writes += 1
         if self._num_writes % _WRITES_BETWEEN_PURGES == 0:
             self._call(self._purge)
+        for kinds, limit in self._limits.items():
+            # Counting costs as much as there is to count, so that large limits are looked at now and then.
+            if key[0].startswith(kinds) and self._num_writes % max(1, min(limit // 100, 100)) == 0:
+                self._call(lambda: self._connection.execute(_TRIM, (kinds, kinds + "\U0010ffff", limit)))
 
     def get(self, key: Key) -> bytes | None:
         """The record, if it is there."""

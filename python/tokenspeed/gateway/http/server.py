@@ -8,9 +8,11 @@ Every answer carries `x-request-id`. `/liveness` says that this process runs, `/
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
@@ -24,6 +26,9 @@ from tokenspeed.gateway.chat.messages_format import messages_error
 from tokenspeed.gateway.chat.messages_request import count_tokens, messages_job
 from tokenspeed.gateway.chat.parse_request import parse_calls, parse_reasoning
 from tokenspeed.gateway.http.auth import KeyCheck
+from tokenspeed.gateway.http.body import STALL_S
+from tokenspeed.gateway.http.connections import Connections
+from tokenspeed.gateway.http.cors import allow_origins
 from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.http.page import page_route
 from tokenspeed.gateway.http.service import MakeJob, Service
@@ -58,6 +63,17 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = False
 
 
+@dataclass(frozen=True)
+class HttpOptions:
+    """What requests may be like. stall_s: 0 for no limit."""
+
+    max_body_bytes: int
+    id_headers: Sequence[str]
+    stall_s: float
+    cors_origins: Sequence[str]
+    connections: Connections
+
+
 class Server:
     """Routes of one gateway. `app` is ready to be run; it owns nothing that has to be closed."""
 
@@ -65,16 +81,18 @@ class Server:
         self,
         service: Service,
         keys: KeyCheck,
-        max_body_bytes: int,
-        id_headers: Sequence[str],
+        options: HttpOptions,
         more_routes: Sequence[web.RouteDef],
     ) -> None:
         """more_routes: of APIs that have handlers of their own."""
         self._service = service
         self._keys = keys
-        self._id_headers = (*id_headers, *_ID_HEADERS)
+        self._id_headers = (*options.id_headers, *_ID_HEADERS)
+        self._connections = options.connections
         self._started_s = int(time.time())
-        self.app = web.Application(client_max_size=max_body_bytes, middlewares=[self._middleware])
+        self.app = web.Application(client_max_size=options.max_body_bytes, middlewares=[self._middleware])
+        self.app[STALL_S] = options.stall_s or math.inf
+        allow_origins(self.app, options.cors_origins)
         self.app.add_routes(
             [
                 web.post("/v1/chat/completions", self._generation(chat_job)),
@@ -106,6 +124,8 @@ class Server:
         request[_REQUEST_ID] = request_id
         metrics = self._service.metrics
         metrics.http_started()
+        transport = request.transport
+        self._connections.begun(transport)
         status, code = 499, "client_closed_request"  # unless an answer comes about
         try:
             response = await self._guarded(request, handler)
@@ -117,6 +137,7 @@ class Server:
             status, code = error.status, ""
             raise
         finally:
+            self._connections.ended(transport)
             resource = request.match_info.route.resource
             pattern = resource.canonical if resource is not None else "unknown"
             metrics.http_finished(request.method, pattern, status, code, time.monotonic() - begun_s)

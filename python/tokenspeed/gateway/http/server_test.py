@@ -20,7 +20,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from tokenspeed.config.gateway import parse_launch
 from tokenspeed.gateway.app import StartError, _drain, gateway, run
 from tokenspeed.gateway.http.auth import KeyCheck
-from tokenspeed.gateway.http.server import Server
+from tokenspeed.gateway.http.connections import Connections
+from tokenspeed.gateway.http.server import HttpOptions, Server
 from tokenspeed.gateway.testing.fake_engine import END_TOKEN, Step, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids, write_tokenizer
 from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
@@ -53,7 +54,9 @@ def test_an_answer_that_a_handler_raises_is_counted_by_its_own_status(running: R
         raise web.HTTPGone(text="it was here")
 
     async def ask() -> int:
-        server = Server(running.service, KeyCheck([]), 1000, [], [web.get("/gone", gone)])
+        connections = Connections(0, 0, running.service.metrics)
+        options = HttpOptions(1000, [], 0, [], connections)
+        server = Server(running.service, KeyCheck([]), options, [web.get("/gone", gone)])
         async with TestClient(TestServer(server.app)) as client:
             return (await client.get("/gone")).status
 

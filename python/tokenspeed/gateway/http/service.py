@@ -21,6 +21,7 @@ from tokenspeed.gateway.chat.answer import Answer
 from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.http.admission import Admission
+from tokenspeed.gateway.http.body import read_body
 from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.http.gauges import WorkerGauges
 from tokenspeed.gateway.http.sse import EventStream, KeepAlive
@@ -75,7 +76,8 @@ class Service:
             raise ApiError(503, "draining", "this server is shutting down", None, 1)
         self.num_open += 1
         try:
-            return await self._admitted(request, request_id, make_job, arrived_s)
+            body = await read_body(request)  # before a place is taken: clients may be slow
+            return await self._admitted(request, body, request_id, make_job, arrived_s)
         finally:
             self.num_open -= 1
 
@@ -89,10 +91,10 @@ class Service:
             self.num_open -= 1
 
     async def _admitted(
-        self, request: web.Request, request_id: str, make_job: MakeJob, arrived_s: float
+        self, request: web.Request, body: bytes, request_id: str, make_job: MakeJob, arrived_s: float
     ) -> web.StreamResponse:
         async with self.admission:
-            job = await make_job(await request.read(), self.model, secrets.token_hex(12))
+            job = await make_job(body, self.model, secrets.token_hex(12))
             key = request.headers.get(_ROUTING_KEY, "")
             async with self._counted(job, key, arrived_s) as run:
                 if job.stream:

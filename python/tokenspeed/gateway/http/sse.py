@@ -8,10 +8,14 @@ own. One ticker serves all open streams: a timer for each would cost more than t
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
+from typing import NoReturn
 
 from aiohttp import HttpVersion11, web
+
+from tokenspeed.gateway.http.body import STALL_S
 
 _COMMENT = b": keep-alive\n\n"
 _TICK_S = 1.0
@@ -30,6 +34,8 @@ class EventStream:
         self._transport: asyncio.Transport | None = None
         """Where chunks may be written without asking the response; None before its head is out."""
         self._opening = asyncio.Lock()
+        stall_s = request.app.get(STALL_S, math.inf)
+        self._stall_s = None if math.isinf(stall_s) else stall_s
         self.response = web.StreamResponse(headers=headers)
         self.response.content_type = "text/event-stream"
         self.response.headers["Cache-Control"] = "no-cache"
@@ -57,9 +63,19 @@ class EventStream:
         if not self.started:
             await self._open()
         self.last_write_s = time.monotonic()
-        await self.response.write(data)
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self.response.write(data)
+        except TimeoutError:
+            self._leave()
         if self.response.chunked:
             self._transport = self._request.transport
+
+    def _leave(self) -> NoReturn:
+        """What the client has not taken for so long, it will not take; closing in peace would wait for it too."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+        raise ConnectionResetError("the client takes nothing of its stream")
 
     async def _open(self) -> None:
         async with self._opening:

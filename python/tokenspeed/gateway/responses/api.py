@@ -25,6 +25,7 @@ from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.history.store import History
 from tokenspeed.gateway.http.auth import KeyCheck, presented_key
+from tokenspeed.gateway.http.body import read_body
 from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.http.service import Service
 from tokenspeed.gateway.responses.format import ResponsesFormat
@@ -52,8 +53,10 @@ class ItemsBody(msgspec.Struct, frozen=True, kw_only=True):
 class ResponsesApi:
     """`routes` are ready to be added to the server's."""
 
-    def __init__(self, service: Service, keys: KeyCheck, history: History) -> None:
+    def __init__(self, service: Service, keys: KeyCheck, history: History, max_background: int) -> None:
+        """max_background: responses that run in the background at once."""
         self._service, self._keys, self._history = service, keys, history
+        self._max_background = max_background
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def routes(self) -> list[web.RouteDef]:
@@ -86,7 +89,7 @@ class ResponsesApi:
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         owner = self._owner(request)
-        asked, raw = parse_body(await request.read(), ResponsesRequest)
+        asked, raw = parse_body(await read_body(request), ResponsesRequest)
         check(asked, raw)
         response_id = new_id("resp")
         before = await self._before(asked, owner)
@@ -99,6 +102,9 @@ class ResponsesApi:
 
         if not asked.background:
             return await self._service.handle(request, response_id, make_job)
+        if len(self._running) >= self._max_background:
+            message = f"{self._max_background} responses run in the background already"
+            raise ApiError(429, "too_many_background_responses", message, None, 1)
         job = await make_job(b"", self._service.model, response_id)
         assert isinstance(job.format, ResponsesFormat)
         store(job.format.body)

@@ -231,3 +231,14 @@ def test_a_text_format_constrains_the_output(client: openai.OpenAI, gateway: Run
 def test_keys_are_asked_for(gateway: RunningGateway) -> None:
     assert gateway.post("/v1/responses", {"input": "x"})[0] == 401
     assert gateway.get("/v1/responses/resp_x")[0] == 401
+
+
+def test_background_responses_over_the_limit_get_429_and_one_that_ends_makes_room() -> None:
+    with RunningGateway([script], ["--max-background-responses", "1"]) as gateway:
+        slow = {"input": "slow", "background": True}
+        status, first = gateway.post("/v1/responses", slow)
+        assert status == 200
+        status, answer = gateway.post("/v1/responses", slow)
+        assert (status, answer["error"]["code"]) == (429, "too_many_background_responses")
+        assert gateway.post(f"/v1/responses/{first['id']}/cancel", {})[1]["status"] == "cancelled"
+        assert gateway.post("/v1/responses", slow)[0] == 200

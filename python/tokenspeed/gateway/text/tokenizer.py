@@ -46,6 +46,15 @@ class TokenizerFacts:
     """`temperature`, `top_p`, `top_k`, `repetition_penalty`, `min_p` as the model's authors recommend them."""
 
 
+@dataclass(frozen=True)
+class SpecialToken:
+    """A token that is found in the text as it was written, before anything else is done to it."""
+
+    text: str
+    isolated: bool
+    """It is found wherever it stands, and takes no white space beside it."""
+
+
 class Tokenizer:
     """Encodes and decodes. `size` is the number of token ids; a model may have more logits than that."""
 
@@ -64,6 +73,15 @@ class Tokenizer:
     def eos_token(self) -> str | None:
         """The text of a token that ends a sequence."""
         return self.token_text(min(self.facts.eos_ids)) if self.facts.eos_ids else None
+
+    @property
+    def special_tokens(self) -> list[SpecialToken]:
+        """Those that are found in the text itself. A token that is found in the normalized text is none."""
+        return [
+            SpecialToken(token.content, not (token.lstrip or token.rstrip or token.single_word))
+            for token in self._backend.get_added_tokens_decoder().values()
+            if not token.normalized
+        ]
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of `text`. Special tokens written out in the text are recognised; with `add_special_tokens`, those

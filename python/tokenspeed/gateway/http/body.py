@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""Bodies of requests, read with a limit on silence: a client that sends nothing more must not be waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from aiohttp import web
+
+from tokenspeed.gateway.http.errors import ApiError
+
+STALL_S = web.AppKey("stall_s", float)
+"""A client that sends or takes nothing for this long has left; infinite for no limit."""
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The whole body. Raises `ApiError` 408 for a client that stops in the middle."""
+    stall_s = request.app.get(STALL_S, math.inf)
+    limit = request.client_max_size
+    body = bytearray()
+    try:
+        while True:
+            async with asyncio.timeout(None if math.isinf(stall_s) else stall_s):
+                chunk = await request.content.readany()
+            if not chunk:
+                return bytes(body)
+            body += chunk
+            if limit and len(body) > limit:
+                raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=len(body))
+    except TimeoutError:
+        raise ApiError(408, "request_body_timeout", f"nothing of the body came for {stall_s:g} s") from None

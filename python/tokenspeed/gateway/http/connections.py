@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""Connections of the main listener: how many there are, and how long the head of a request may take.
+
+The HTTP library has neither limit, so its protocol objects are wrapped: what arrives is passed on, watched. A
+connection over the limit is told 503 and closed; one whose head does not end in time is told 408. Waiting for a next
+request is not limited here (the library's idle timeout is). Lives on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tokenspeed.observability.gateway_metrics import GatewayMetrics
+
+Make = Callable[[], asyncio.Protocol]
+
+
+class Connections:
+    """`limit` and `head_timeout_s`: 0 is none."""
+
+    def __init__(self, limit: int, head_timeout_s: float, metrics: GatewayMetrics) -> None:
+        self.limit, self.head_timeout_s, self.metrics = limit, head_timeout_s, metrics
+        self.open: dict[asyncio.BaseTransport, _Connection] = {}
+
+    def watched(self, make: Make) -> Make:
+        """A factory of watched protocols, from one of the library's."""
+        return lambda: _Connection(self, make())
+
+    def begun(self, transport: asyncio.BaseTransport | None) -> None:
+        """The head of a request is there."""
+        connection = self.open.get(transport) if transport is not None else None
+        if connection is not None:
+            connection.begun()
+
+    def ended(self, transport: asyncio.BaseTransport | None) -> None:
+        """Its answer is made; what comes next is another head."""
+        connection = self.open.get(transport) if transport is not None else None
+        if connection is not None:
+            connection.busy = False
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, owner: Connections, inner: asyncio.Protocol) -> None:
+        self.busy = False
+        """A request is being answered."""
+        self._owner, self._inner = owner, inner
+        self._transport: asyncio.Transport
+        self._refused = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begun(self) -> None:
+        self.busy = True
+        self._stop_timer()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        owner = self._owner
+        if owner.limit and len(owner.open) >= owner.limit:
+            self._refused = True
+            owner.metrics.connection_refused()
+            _say(transport, "503 Service Unavailable")
+            return
+        owner.open[transport] = self
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        timeout_s = self._owner.head_timeout_s
+        if timeout_s and not self.busy and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(timeout_s, self._too_slow)
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return None if self._refused else self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        if not self._refused:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if not self._refused:
+            self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        if not self._refused:
+            self._owner.open.pop(self._transport, None)
+            self._inner.connection_lost(exc)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        self._owner.metrics.connection_timed_out()
+        _say(self._transport, "408 Request Timeout")
+
+
+def _say(transport: asyncio.Transport, status: str) -> None:
+    transport.write(f"HTTP/1.1 {status}\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n".encode())
+    transport.close()

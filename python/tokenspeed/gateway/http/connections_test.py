@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""Slow and many connections, clients that stop in the middle, and pages of other origins."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tokenspeed.gateway.testing.fake_engine import Step, replying
+from tokenspeed.gateway.testing.running import RunningGateway, ids
+from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
+
+PATH = "/v1/chat/completions"
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+PAGE = "https://page.example"
+
+
+def connect(gateway: RunningGateway) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", gateway.port), timeout=20)
+
+
+def everything(sock: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    received = b""
+    try:
+        while data := sock.recv(65536):
+            received += data
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def metric(gateway: RunningGateway, name: str) -> float:
+    lines = gateway.request("GET", "/metrics")[2].decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def test_a_head_that_does_not_end_in_time_is_told_408_and_others_are_not_cut() -> None:
+    with RunningGateway([replying(ids("Paris"))], ["--header-read-timeout-secs", "0.3"]) as gateway:
+        slow, idle, two = connect(gateway), connect(gateway), connect(gateway)
+        for sock in (slow, two):
+            sock.sendall(b"GET /liveness HTTP/1.1\r\nhost: x\r\n" + (b"\r\n" if sock is two else b""))
+        assert b" 200 " in two.recv(65536)
+        assert everything(slow).startswith(b"HTTP/1.1 408 ")
+        # One that waits for its first or next request is not in the middle of a head.
+        for sock in (idle, two):
+            sock.sendall(b"GET /liveness HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert b" 200 " in everything(sock)
+        two_again = connect(gateway)
+        two_again.sendall(b"GET /liveness HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 200 " in two_again.recv(65536)
+        two_again.sendall(b"GET /live")
+        assert everything(two_again).startswith(b"HTTP/1.1 408 ")
+        assert metric(gateway, "smg_http_connection_timeouts_total") == 2
+
+
+def test_a_request_whose_answer_takes_longer_than_a_head_may_is_answered() -> None:
+    def late(request: TokenizedGenerateReqInput) -> Iterator[Step]:
+        yield Step(ids("l"), delay_s=0.6)
+        yield Step(ids("ate"), "length")
+
+    with RunningGateway([late], ["--header-read-timeout-secs", "0.2"]) as gateway:
+        assert gateway.post(PATH, CHAT)[1]["choices"][0]["message"]["content"] == "late"
+
+
+def test_connections_over_the_limit_are_told_503_and_a_closed_one_makes_room() -> None:
+    with RunningGateway([replying(ids("Paris"))], ["--max-connections", "3"]) as gateway:
+        time.sleep(0.1)  # what the start asked with is closed by now
+        held = [connect(gateway) for _ in range(3)]
+        for sock in held:
+            sock.sendall(b"GET /liveness HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b" 200 " in sock.recv(65536)
+        assert everything(connect(gateway)).startswith(b"HTTP/1.1 503 ")
+        for sock in held:
+            sock.close()
+        deadline = time.monotonic() + 10
+        while gateway.request("GET", "/liveness")[0] != 200:
+            assert time.monotonic() < deadline
+        assert metric(gateway, "smg_http_connections_rejected_total") >= 1
+
+
+def test_a_client_that_stops_in_its_body_gets_408_and_never_had_a_place() -> None:
+    flags = ["--stream-body-stall-timeout-secs", "0.3", "--max-concurrent-requests", "1", "--queue-size", "0"]
+    with RunningGateway([replying(ids("Paris"))], flags) as gateway:
+        stuck = connect(gateway)
+        stuck.sendall(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{".encode())
+        time.sleep(0.05)
+        assert gateway.post(PATH, CHAT)[0] == 200
+        assert b" 408 " in stuck.recv(65536)
+
+
+def test_a_client_that_takes_nothing_of_its_stream_has_left() -> None:
+    def endless(request: TokenizedGenerateReqInput) -> Iterator[Step]:
+        while True:
+            yield Step(ids("x" * 300), delay_s=0.001)
+
+    with RunningGateway([endless], ["--stream-body-stall-timeout-secs", "0.5"]) as gateway:
+        stuck = connect(gateway)
+        # The system takes some megabytes for a client that takes none; logprobs make many of few tokens.
+        body = json.dumps({**CHAT, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
+        stuck.sendall(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        deadline = time.monotonic() + 20
+        while not gateway.engines[0].seen.aborted:
+            assert time.monotonic() < deadline, "the request was not ended"
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("origins", "shown"), [([PAGE], PAGE), (["*"], "*")])
+def test_pages_of_allowed_origins_may_ask(origins: list[str], shown: str) -> None:
+    flags = ["--cors-allowed-origins", *origins, "--api-key", "k"]
+    with RunningGateway([replying(ids("Paris"))], flags) as gateway:
+        asks = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "x-api-key"}
+        status, headers, _ = gateway.request("OPTIONS", PATH, headers=asks)
+        assert (status, headers["access-control-allow-origin"]) == (204, shown)
+        assert "POST" in headers["access-control-allow-methods"]
+        assert headers["access-control-allow-headers"] == "x-api-key"
+        for body, key, expected in ((CHAT, "k", 200), ({**CHAT, "stream": True}, "k", 200), (CHAT, "no", 401)):
+            status, headers, _ = gateway.request("POST", PATH, body, {"origin": PAGE, "x-api-key": key})
+            assert (status, headers["access-control-allow-origin"]) == (expected, shown)
+            assert "access-control-allow-credentials" not in headers
+        others = gateway.request("OPTIONS", PATH, headers={**asks, "origin": "https://other.example"})
+        assert others[0] == (204 if shown == "*" else 405)
+        assert ("access-control-allow-origin" in others[1]) is (shown == "*")
+
+
+def test_without_the_flag_no_other_origin_may_ask() -> None:
+    with RunningGateway([replying(ids("Paris"))]) as gateway:
+        status, headers, _ = gateway.request("POST", PATH, CHAT, {"origin": PAGE})
+        assert status == 200 and not [name for name in headers if name.startswith("access-control")]
