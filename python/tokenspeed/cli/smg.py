@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tokenspeed.cli._proc import die_with_parent
 from tokenspeed.cli.errors import USAGE, reporting
 from tokenspeed.config.gateway import launch_help, parse_launch
+from tokenspeed.config.member import Member
 from tokenspeed.version import __version__
 
 HELP = """\
@@ -40,7 +42,11 @@ def _launch(rest: list[str]) -> int:
     if "--help" in rest or "-h" in rest:
         print(launch_help())
         return 0
-    config = parse_launch(rest)
+    config = replace(parse_launch(rest), member=Member.from_environment())
+    if config.num_gateways > 1 and config.member is None:
+        from tokenspeed.gateway.several import front
+
+        return front.run(config, rest)
     from tokenspeed.gateway import app
 
     return app.run(config)

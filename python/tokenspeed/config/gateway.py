@@ -29,6 +29,7 @@ from tokenspeed.config.gateway_http import (
     trace_config,
 )
 from tokenspeed.config.gateway_refused import REFUSED
+from tokenspeed.config.member import Member
 
 POLICY_NAMES = (
     "random",
@@ -152,6 +153,10 @@ class GatewayConfig:
     connections: ConnectionConfig
     traces: TraceConfig
     tokenizer_cache: TokenizerCacheConfig
+    num_gateways: int
+    """Processes on the port; more than one have a process in front (`gateway.several`)."""
+    member: Member | None = None
+    """Which of several this process is; None: it is alone, or in front."""
 
 
 def _flag(names: str, kind: Kind, default: Any, group: str, text: str, *choices: Any) -> Flag:
@@ -164,6 +169,7 @@ _RETRIES, _HEALTH, _LOGS, _SECURITY = "Retries", "Health", "Logs and metrics", "
 HONOURED: tuple[Flag, ...] = (
     _flag("--host", "str", "0.0.0.0", _HTTP, "address to listen on"),
     _flag("--port", "int", 30000, _HTTP, "port to listen on; 0 takes a free one"),
+    _flag("--gateway-workers", "int", 1, _HTTP, "gateway processes that share the port and its workers"),
     _flag("--worker-urls", "append", (), _WORKERS, "ipc:///path or tcp://host:port of each worker's lane"),
     _flag("--backend --runtime", "str", "tokenspeed", _WORKERS, "kind of the workers", "tokenspeed"),
     _flag("--zmq-engine-count", "int", None, _WORKERS, "ranks behind a worker URL; default: what the first one says"),
@@ -323,7 +329,15 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
         connections=connection_config(values),
         traces=trace_config(values),
         tokenizer_cache=tokenizer_cache_config(values),
+        num_gateways=_num_gateways(values),
     )
+
+
+def _num_gateways(values: dict[str, Any]) -> int:
+    number: int = values["gateway_workers"]
+    if number > 1 and values["policy"] == "manual":
+        raise FlagError("--gateway-workers", "--policy manual keeps its table in one process; so it takes 1")
+    return number
 
 
 def _routing(values: dict[str, Any]) -> RoutingConfig:
@@ -361,6 +375,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("--prefix-hash-balance-abs-threshold", 0, 1e9),
     ("--max-idle-secs", 0, 1e9),
     ("--port", 0, 65535),
+    ("--gateway-workers", 1, 256),
     ("--zmq-engine-count", 1, 65535),
     ("--zmq-startup-timeout-secs", 0.001, 1e9),
     ("--max-payload-size", 1, 2**40),

@@ -34,6 +34,16 @@ class HistoryConfig:
     max_background: int
     """Background responses that run at once."""
 
+    @property
+    def has_file(self) -> bool:
+        """Whether a SQLite file can be had where it is wanted: a container's home may not be writable."""
+        if self.path is not None:
+            return True
+        folder = Path(self.default_path).parent
+        while not folder.exists():
+            folder = folder.parent
+        return os.access(folder, os.W_OK)
+
 
 def _flag(names: str, kind: Kind, default: Any, text: str, *choices: Any) -> Flag:
     return Flag(tuple(names.split()), kind, default, text, "History", choices=choices)

@@ -15,9 +15,9 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import zmq
@@ -26,6 +26,7 @@ from aiohttp import web
 from tokenspeed.config.gateway import GatewayConfig
 from tokenspeed.config.gateway_history import HistoryConfig
 from tokenspeed.config.gateway_http import TokenizerCacheConfig
+from tokenspeed.config.member import Member
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import resolve_model
 from tokenspeed.gateway.chat.model import ServedModel
@@ -48,6 +49,7 @@ from tokenspeed.gateway.route.policies import make_policy
 from tokenspeed.gateway.route.retry import RetryPolicy
 from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.route.worker import Worker, WorkerOptions, WorkerState
+from tokenspeed.gateway.several.door import Door
 from tokenspeed.gateway.text.parse.names import Parsers, UnknownParser, parsers_named
 from tokenspeed.gateway.text.template import ChatTemplate, TemplateError
 from tokenspeed.gateway.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
@@ -73,12 +75,28 @@ class StartError(Exception):
 def run(config: GatewayConfig) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status: 0 after a shutdown, else `StartError`'s."""
     configure_logs(config.log_level, config.log_json)
+    if config.member is not None:
+        config = share_of(config, config.member)
     try:
         asyncio.run(_serve(config))
     except StartError as error:
         print(f"smg launch: error: {error}", file=sys.stderr)
         return error.status
     return 0
+
+
+def share_of(config: GatewayConfig, member: Member) -> GatewayConfig:
+    """What one of several gateway processes runs with: its part of the limits, and a history that all can read."""
+    limits = replace(
+        config.limits,
+        max_concurrent_requests=member.share(config.limits.max_concurrent_requests),
+        queue_size=member.share(config.limits.queue_size),
+    )
+    connections = replace(config.connections, max_connections=member.share(config.connections.max_connections))
+    history = config.history
+    if history.backend == "memory" or (history.backend == "sqlite" and not history.has_file):
+        history = replace(history, backend="sqlite", path=member.history_path)
+    return replace(config, port=member.port, limits=limits, connections=connections, history=history)
 
 
 async def _serve(config: GatewayConfig) -> None:
@@ -131,6 +149,7 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         LaneOptions(config.engine_count, None, config.engine_startup_timeout_s, config.curve),
         config.stall_s,
         BreakerOptions(**asdict(config.breaker)),
+        {} if config.member is None else config.member.private_lanes(config.worker_urls),
     )
     router = Router(config.worker_urls, make_policy(config.routing), options, _Reporting(metrics))
     async with AsyncExitStack() as stack:
@@ -156,6 +175,7 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         for task in (keep_alive.run(), _watch(service.gauges, config.health_interval_s)):
             stack.callback(group.create_task(task).cancel)
         keys = KeyCheck(config.api_keys)
+        stop_response: Callable[[str], Awaitable[None]] = _nothing_to_stop
         admin = AdminApi(router, keys, group.create_task, config.drain.grace_s)
         stack.callback(admin.close)
         routes = [*admin.routes(), openapi_route()]
@@ -165,16 +185,24 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
             responses = ResponsesApi(service, keys, history, config.history.max_background)
             stack.push_async_callback(responses.close)
             routes += responses.routes()
+            stop_response = responses.stop
         http = config.connections
         connections = Connections(http.max_connections, http.header_timeout_s, metrics)
         http_options = HttpOptions(
             limits.max_payload_bytes, config.request_id_headers, http.stall_s, http.cors_origins, connections
         )
         server = Server(service, keys, http_options, routes)
-        port = await _listen(stack, server.app, config.host, config.port, _Listening(config, connections))
+        shared = config.member is not None
+        port = await _listen(stack, server.app, config.host, config.port, _Listening(config, connections), shared)
         if config.prometheus_port is not None:
             host = config.prometheus_host or config.host
-            await _listen(stack, _metrics_app(service), host, config.prometheus_port, None)
+            await _listen(stack, _metrics_app(service), host, config.prometheus_port, None, shared)
+        if config.member is not None:
+            door = Door(config.member, service.own_metrics, stop_response)
+            service.totals, service.stop_elsewhere = door.metrics, door.stop_everywhere
+            admin.fixed_workers = True
+            await door.open()
+            stack.push_async_callback(door.close)
         yield service, port
 
 
@@ -189,6 +217,10 @@ async def _background() -> AsyncIterator[asyncio.TaskGroup]:
         if start is None:
             raise
         raise start.exceptions[0] from None
+
+
+async def _nothing_to_stop(response_id: str) -> None:
+    """Without a history there are no background responses."""
 
 
 def _history_backend(config: HistoryConfig) -> Backend:
@@ -229,8 +261,10 @@ class _Listening:
     connections: Connections
 
 
-async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: int, main: _Listening | None) -> int:
-    """Serve `app`; the port. Raises `StartError`."""
+async def _listen(
+    stack: AsyncExitStack, app: web.Application, host: str, port: int, main: _Listening | None, shared: bool
+) -> int:
+    """Serve `app`, on a port that is `shared` with other gateway processes; the port. Raises `StartError`."""
     idle_s = 75.0 if main is None else main.config.limits.idle_connection_timeout_s
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, keepalive_timeout=idle_s, shutdown_timeout=1.0
@@ -242,7 +276,7 @@ async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: 
     context = None if main is None else _tls(main.config)
     try:
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(make, host, port, ssl=context, backlog=1024)
+        listener = await loop.create_server(make, host, port, ssl=context, backlog=1024, reuse_port=shared or None)
     except OSError as error:
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}", 1) from None
     stack.callback(listener.close)
@@ -259,7 +293,7 @@ def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
 
 def _metrics_app(service: Service) -> web.Application:
     async def metrics(request: web.Request) -> web.Response:
-        return metrics_response(service)
+        return await metrics_response(service)
 
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics)])

@@ -43,6 +43,8 @@ class AdminApi:
 
     def __init__(self, router: Router, keys: KeyCheck, spawn: Spawn, drain_s: float) -> None:
         self._router, self._keys, self._spawn, self._drain_s = router, keys, spawn, drain_s
+        self.fixed_workers = False
+        """Several gateway processes have the workers that they were started with."""
         self._retiring: dict[str, asyncio.Task[None]] = {}
 
     def routes(self) -> list[web.RouteDef]:
@@ -110,6 +112,7 @@ class AdminApi:
 
     async def _add(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
+        self._check_changeable()
         asked, _ = parse_body(await request.read(), WorkerBody)
         try:
             worker = self._router.add(asked.url)
@@ -121,12 +124,18 @@ class AdminApi:
 
     async def _delete(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
+        self._check_changeable()
         worker = self._find(request)
         if worker.url not in self._retiring:
             task = self._spawn(self._router.retire(worker, self._drain_s))
             self._retiring[worker.url] = task
             task.add_done_callback(lambda _: self._retiring.pop(worker.url))
         return _accepted(worker, f"worker {worker.url} drains and will be removed")
+
+    def _check_changeable(self) -> None:
+        if self.fixed_workers:
+            message = "with --gateway-workers above 1, workers are those of --worker-urls"
+            raise ApiError(400, "workers_fixed", message)
 
     def _find(self, request: web.Request) -> Worker:
         wanted = request.match_info["id"]

@@ -270,13 +270,13 @@ class Server:
         return _json(body, 200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return metrics_response(self._service)
+        return await metrics_response(self._service)
 
 
-def metrics_response(service: Service) -> web.Response:
-    """The text of /metrics."""
-    service.gauges.refresh()
-    return web.Response(body=service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+async def metrics_response(service: Service) -> web.Response:
+    """The text of /metrics, of all gateway processes on this port."""
+    body = service.own_metrics() if service.totals is None else await service.totals()
+    return web.Response(body=body, headers={"content-type": CONTENT_TYPE})
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -69,6 +69,16 @@ class Service:
         self.timeout_s = timeout_s
         """Longest life of a request, from the check of its body to its last byte."""
 
+        self.totals: Callable[[], Awaitable[bytes]] | None = None
+        """Where there are several gateway processes: the text of /metrics of all of them."""
+        self.stop_elsewhere: Callable[[str], Awaitable[None]] | None = None
+        """Where there are several: ends a background response that runs in another one."""
+
+    def own_metrics(self) -> bytes:
+        """The text of /metrics of this process."""
+        self.gauges.refresh()
+        return self.metrics.render()
+
     async def handle(self, request: web.Request, request_id: str, make_job: MakeJob) -> web.StreamResponse:
         """Answer a request. Raises `ApiError` while nothing has been sent."""
         arrived_s = time.monotonic()

@@ -160,7 +160,7 @@ class ResponsesApi:
 
     async def _delete(self, request: web.Request) -> web.Response:
         owner, response_id = self._owner(request), request.match_info["id"]
-        await self._stop(response_id)
+        await self._stop_anywhere(response_id)
         if not await self._history.delete("response", owner, response_id):
             raise _unknown("response", response_id, None)
         return _json({"id": response_id, "object": "response", "deleted": True})
@@ -170,10 +170,16 @@ class ResponsesApi:
         record = await self._record("response", owner, response_id, None)
         if not record["response"]["background"]:
             raise ApiError(400, "invalid_value", "only a background response can be cancelled", "id")
-        await self._stop(response_id)
+        await self._stop_anywhere(response_id)
         return _json((await self._record("response", owner, response_id, None))["response"])
 
-    async def _stop(self, response_id: str) -> None:
+    async def _stop_anywhere(self, response_id: str) -> None:
+        if response_id not in self._running and self._service.stop_elsewhere is not None:
+            await self._service.stop_elsewhere(response_id)
+        await self.stop(response_id)
+
+    async def stop(self, response_id: str) -> None:
+        """End a background response, if it runs in this process; it is stored as cancelled then."""
         task = self._running.get(response_id)
         if task is not None:
             task.cancel()

@@ -12,7 +12,8 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tokenspeed.gateway.route.breaker import Breaker, BreakerOptions, BreakerState
@@ -37,6 +38,15 @@ class WorkerOptions:
     lane: LaneOptions
     stall_s: float
     breaker: BreakerOptions
+    private: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Where this gateway is one of several: worker URL to the (URL, handshake address) of its own lane for it."""
+
+    def lane_of(self, url: str) -> tuple[str, LaneOptions]:
+        """The lane to bind for a worker: its URL and options."""
+        if url not in self.private:
+            return url, self.lane
+        own, handshake = self.private[url]
+        return own, replace(self.lane, engine_count=None, handshake_address=handshake, curve=None)
 
 
 class Watcher(Protocol):
@@ -60,7 +70,7 @@ class Worker:
         """It is being removed: it finishes what it has."""
         self._stall_s = options.stall_s
         self._watcher = watcher
-        self.lane = GatewayLane(url, options.lane, self._lane_changed)
+        self.lane = GatewayLane(*options.lane_of(url), self._lane_changed)
         self.breaker = Breaker(options.breaker, time.monotonic, self._breaker_changed)
 
     @property

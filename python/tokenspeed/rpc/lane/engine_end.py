@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from tokenspeed.config.curve import EngineCurve
 from tokenspeed.rpc.lane import wire
 from tokenspeed.rpc.lane.curve import secure_engine
-from tokenspeed.rpc.lane.sockets import readable
+from tokenspeed.rpc.lane.sockets import descriptor, readable
 from tokenspeed.rpc.lane.wire import AbortRequests, AddRequest, ControlCall, EngineMessage, ReadyResponse
 
 __all__ = ["AbortRequests", "AddRequest", "ControlCall", "EngineLane", "LaneLost", "LaneTimeout", "ReadyResponse"]
@@ -92,17 +92,23 @@ class EngineLane:
         Messages that cannot be read are dropped with a warning and counted. Raises `LaneLost` once the gateway's
         socket is gone, after everything that arrived before has been returned.
         """
-        socket, monitor = self._connected()
         messages: list[EngineMessage] = []
-        if timeout_s > 0 and not readable(socket):
-            _wait(socket, monitor, timeout_s)
-        while readable(socket):
-            frames = socket.recv_multipart(zmq.NOBLOCK)
+        for frames in self.receive(timeout_s):
             try:
                 messages.append(wire.decode_engine_message(frames))
             except wire.WireError as error:
                 self.dropped["bad_request"] += 1
                 logger.warning("dropped a request that cannot be read: %s", error)
+        return messages
+
+    def receive(self, timeout_s: float = 0.0) -> list[list[bytes]]:
+        """As `poll`, the frames of each message unread."""
+        socket, monitor = self._connected()
+        messages: list[list[bytes]] = []
+        if timeout_s > 0 and not readable(socket):
+            _wait(socket, monitor, timeout_s)
+        while readable(socket):
+            messages.append(socket.recv_multipart(zmq.NOBLOCK))
         if not messages and readable(monitor):
             recv_monitor_message(monitor, zmq.NOBLOCK)
             raise LaneLost(f"the gateway at {self.handshake_address} disconnected")
@@ -111,6 +117,14 @@ class EngineLane:
     def send(self, batch: wire.BatchTokenIDOutSlim) -> None:
         """Send the results of a step. A batch without rows is a sign of life."""
         self._push(wire.encode(batch), "output_not_sent")
+
+    def push(self, payload: bytes) -> None:
+        """Send a result frame that somebody else has encoded."""
+        self._push(payload, "output_not_sent")
+
+    def descriptors(self) -> list[int]:
+        """What an event loop watches: after each signal, `receive` is to be called until it gives nothing."""
+        return [descriptor(socket) for socket in self._connected()]
 
     def reply(self, call: ControlCall, success: bool, message: str) -> None:
         """Answer a control call; one reply a call and rank."""

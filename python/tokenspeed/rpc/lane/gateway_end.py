@@ -154,11 +154,14 @@ class GatewayLane:
         rank = min(self.ranks.values(), key=lambda r: (r.num_in_flight, r.num_sent))
         if not self._send(rank, wire.encode_request(request)):
             raise LaneNotReady(f"worker {self.url} lost its engine")
+        self._started(request.rid, sink, rank)
+
+    def _started(self, rid: str, sink: RequestSink, rank: Rank) -> None:
         rank.num_in_flight += 1
         rank.num_sent += 1
         if not rank.working_since_s:
             rank.working_since_s = time.monotonic()
-        self._sinks[request.rid] = (sink, rank)
+        self._sinks[rid] = (sink, rank)
 
     def abort(self, request_ids: list[str]) -> None:
         """Forget these requests and tell their ranks; ids that have ended are skipped."""
@@ -348,6 +351,9 @@ class GatewayLane:
         rank = self.ranks.get(wire.identity_of(message.engine_index))
         if rank is not None:
             rank.on_batch(message, now)
+        self._on_batch(message, payload)
+
+    def _on_batch(self, message: wire.BatchTokenIDOutSlim, payload: bytes) -> None:
         sinks = self._sinks
         for row, rid in enumerate(message.rids):
             entry = sinks.get(rid)

@@ -129,6 +129,12 @@ class PlainGenerateReqInput(msgspec.Struct, array_like=True, frozen=True, tag="T
     stream: bool
 
 
+class _RequestId(msgspec.Struct, array_like=True, frozen=True, tag="TokenizedGenerateReqInput"):
+    """The beginning of a `TokenizedGenerateReqInput`."""
+
+    rid: str
+
+
 class AddRequest(msgspec.Struct, frozen=True):
     """One request to admit, with the tensor frames that its payload refers to (1-based)."""
 
@@ -208,8 +214,34 @@ class BatchTokenIDOutSlim(msgspec.Struct, array_like=True, frozen=True, tag="Bat
                 raise WireError(f"BatchTokenIDOutSlim: column {name} has {len(getattr(self, name))} of {rows} rows")
 
 
+    def of_rows(self, rows: Sequence[int]) -> BatchTokenIDOutSlim:
+        """The batch with some of its rows only."""
+        columns = {}
+        for name in _REQUIRED_COLUMNS + _EXTRA_COLUMNS:
+            column = getattr(self, name)
+            columns[name] = [column[row] for row in rows] if column else []
+        return msgspec.structs.replace(self, **columns)
+
+
 _REQUIRED_COLUMNS = BatchTokenIDOutSlim.__struct_fields__[:8]
 _EXTRA_COLUMNS = BatchTokenIDOutSlim.__struct_fields__[13:]
+
+
+def refusal(rid: str, message: str, engine_index: int) -> BatchTokenIDOutSlim:
+    """A batch that ends one request, which is the caller's fault."""
+    return BatchTokenIDOutSlim(
+        rids=[rid],
+        output_ids=[[]],
+        finished_reasons=["abort"],
+        prompt_tokens=[0],
+        completion_tokens=[0],
+        cached_tokens=[0],
+        output_token_logprobs_val=[[]],
+        output_token_logprobs_idx=[[]],
+        engine_index=engine_index,
+        finished_status_codes=[400],
+        finished_messages=[message],
+    )
 
 
 class ControlReplySlim(msgspec.Struct, array_like=True, frozen=True, tag="ControlReplySlim"):
@@ -314,6 +346,7 @@ class ReadyResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 _encoder = msgspec.msgpack.Encoder()
 _add_decoder = msgspec.msgpack.Decoder(TokenizedGenerateReqInput)
+_request_id_decoder = msgspec.msgpack.Decoder(_RequestId)
 _abort_decoder = msgspec.msgpack.Decoder(list[str])
 _control_decoder = msgspec.msgpack.Decoder(ControlCall)
 _output_decoder = msgspec.msgpack.Decoder(EngineOutput)
@@ -363,6 +396,12 @@ def decode_engine_message(frames: Sequence[bytes]) -> EngineMessage:
     if kind == FRAME_ENCODE:
         raise WireError("ENCODE is for encode workers; this engine generates")
     raise WireError(f"unknown request type {kind[:8]!r}")
+
+
+def decode_request_id(payload: bytes) -> str:
+    """The id of an ADD; the rest of it is not read. Raises `WireError`."""
+    found: _RequestId = _decode(_request_id_decoder, payload, "ADD")
+    return found.rid
 
 
 def decode_output(payload: bytes) -> EngineOutput:

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+"""One of several gateway processes on a port: who it is and where it meets the others.
+
+The process in front makes a private folder and tells each of its children, by an environment variable, its number
+and that folder. Pure but for `from_environment`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+MEMBER_ENV = "TOKENSPEED_GATEWAY_MEMBER"
+
+
+@dataclass(frozen=True)
+class Member:
+    """`index` of `count` processes; `port`: the one that all of them listen on."""
+
+    index: int
+    count: int
+    folder: str
+    port: int
+
+    @staticmethod
+    def from_environment() -> Member | None:
+        """This process's; None where it is the only gateway. Its own children are no members."""
+        text = os.environ.pop(MEMBER_ENV, None)
+        return None if text is None else Member(**json.loads(text))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tells a child that it is this one."""
+        return {MEMBER_ENV: json.dumps(asdict(self))}
+
+    def lane_url(self, worker: int) -> str:
+        """The private lane on which this member is given worker number `worker`."""
+        return f"ipc://{self.folder}/g{self.index}w{worker}"
+
+    def handshake_address(self, worker: int) -> str:
+        """Where that lane's handshake listens: no port of the machine is taken."""
+        return f"{self.lane_url(worker)}-hello.sock"
+
+    def private_lanes(self, worker_urls: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """For each worker, the URL and the handshake address of this member's lane."""
+        return {url: (self.lane_url(n), self.handshake_address(n)) for n, url in enumerate(worker_urls)}
+
+    @property
+    def history_path(self) -> str:
+        """A file for records that need not outlive the processes."""
+        return f"{self.folder}/history.sqlite"
+
+    @property
+    def door(self) -> Path:
+        """The Unix socket on which the other members reach this one."""
+        return Path(self.folder) / f"door{self.index}.sock"
+
+    @property
+    def siblings(self) -> list[Path]:
+        """The doors of all members, this one's too."""
+        return [Path(self.folder) / f"door{index}.sock" for index in range(self.count)]
+
+    def share(self, limit: int) -> int:
+        """This member's part of a limit for all of them; what is no limit stays none."""
+        return limit if limit <= 0 else -(-limit // self.count)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Several gateway processes on one port."""

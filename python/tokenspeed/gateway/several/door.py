@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""How the gateway processes of one port reach each other: a Unix socket each, in their private folder.
+
+`GET /metrics` gives one process's own counts; `POST /responses/{id}/stop` ends a background response, if it runs
+there. A process that is away (it is being started again) is passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from tokenspeed.config.member import Member
+from tokenspeed.gateway.several.totals import added_up
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 5.0
+
+
+class Door:
+    """This process's door and the way to the others'. `metrics` gives its own text, `stop` ends a response here."""
+
+    def __init__(self, member: Member, metrics: Callable[[], bytes], stop: Callable[[str], Awaitable[None]]) -> None:
+        self._member, self._own, self._stop = member, metrics, stop
+        self._runner: web.AppRunner | None = None
+
+    async def open(self) -> None:
+        """Listen. From then on the process in front knows that this one serves."""
+        app = web.Application()
+        app.add_routes([web.get("/metrics", self._metrics), web.post("/responses/{id}/stop", self._stopped)])
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        self._member.door.unlink(missing_ok=True)
+        await web.UnixSite(self._runner, str(self._member.door)).start()
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def metrics(self) -> bytes:
+        """The text of /metrics for all processes together."""
+        others = await asyncio.gather(*(_ask("GET", door, "/metrics") for door in self._others()))
+        return added_up([self._own(), *(text for text in others if text is not None)])
+
+    async def stop_everywhere(self, response_id: str) -> None:
+        """End a background response, wherever it runs."""
+        await asyncio.gather(*(_ask("POST", door, f"/responses/{response_id}/stop") for door in self._others()))
+
+    def _others(self) -> list[Path]:
+        return [door for door in self._member.siblings if door != self._member.door]
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._own())
+
+    async def _stopped(self, request: web.Request) -> web.Response:
+        await self._stop(request.match_info["id"])
+        return web.Response()
+
+
+async def _ask(method: str, door: Path, path: str) -> bytes | None:
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(door)), timeout=timeout) as session,
+            session.request(method, f"http://gateway{path}") as answer,
+        ):
+            return await answer.read() if answer.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        logger.warning("the gateway process behind %s does not answer: %s", door.name, error)
+        return None
