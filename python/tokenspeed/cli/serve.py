@@ -232,6 +232,8 @@ def gateway_arguments(split: Split, worker_url: str) -> list[str]:
     for name, value in defaults.items():
         if name not in given:
             words += [name, value]
+    if split.engine.values["enable_trace"]:
+        words += ["--enable-trace", "--otlp-traces-endpoint", split.engine.values["otlp_traces_endpoint"]]
     if "--disable-retries" not in given:
         words.append("--disable-retries")  # one engine: there is nobody else to try
     if "--worker-urls" in given:

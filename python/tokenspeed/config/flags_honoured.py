@@ -329,6 +329,8 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
     ),
     _flag("--metrics-port", "int", None, _OUTPUT, "Port of the engine's own /metrics; 0: a free one."),
     _flag("--metrics-host", "str", "127.0.0.1", _OUTPUT, "Address that the engine's /metrics listens on."),
+    _flag("--enable-trace", "switch", False, _OUTPUT, "Send a span of every request to an OTLP collector."),
+    _flag("--otlp-traces-endpoint", "str", "localhost:4317", _OUTPUT, "host:port of the collector (gRPC)."),
     _flag("--metrics-reporters", "append", ("prometheus",), _OUTPUT, "How metrics leave.", ("prometheus",)),
     _flag(
         "--kv-events-config",

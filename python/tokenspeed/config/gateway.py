@@ -45,7 +45,7 @@ POLICY_NAMES = (
 ASSIGNMENT_MODES = ("random", "min_load", "min_group")
 LOG_LEVELS = ("debug", "info", "warn", "error")
 
-_LISTS = frozenset({"--worker-urls", "--request-id-headers", "--prometheus-duration-buckets", "--model-alias"}) | HTTP_LISTS
+_LISTS = HTTP_LISTS | {"--worker-urls", "--request-id-headers", "--prometheus-duration-buckets", "--model-alias"}
 
 
 @dataclass(frozen=True)

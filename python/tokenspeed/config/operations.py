@@ -29,6 +29,8 @@ class OperationsConfig:
     weight_version: str
     kv_events: KvEventsConfig
     """Addresses are this rank's own."""
+    traces_endpoint: str | None
+    """host:port of the collector of spans (OTLP by gRPC); None for none."""
 
 
 def operations_of(raw: Mapping[str, Any]) -> OperationsConfig:
@@ -48,7 +50,17 @@ def operations_of(raw: Mapping[str, Any]) -> OperationsConfig:
         control_key=raw["rl_control_api_key"],
         weight_version=raw["weight_version"],
         kv_events=_kv_events(raw),
+        traces_endpoint=_traces_endpoint(raw),
     )
+
+
+def _traces_endpoint(raw: Mapping[str, Any]) -> str | None:
+    endpoint: str = raw["otlp_traces_endpoint"]
+    if not raw["enable_trace"]:
+        return None
+    if ":" not in endpoint:
+        raise FlagError("--otlp-traces-endpoint", f"{endpoint!r} is not host:port")
+    return endpoint
 
 
 def _kv_events(raw: Mapping[str, Any]) -> KvEventsConfig:

@@ -100,6 +100,7 @@ class Admission:
         check_processor(request.params, self._config)
         record = self._requests.new_record(request.rid, self._settled(request.params), request.token_ids)
         record.room, record.priority, record.cache_salt = room, request.priority, request.cache_salt
+        record.traceparent = request.traceparent
         constraint = record.params.constraint
         if constraint is None:
             self._queue(record)

@@ -54,6 +54,7 @@ from tokenspeed.layers.cache import LayerCache, total_block_bytes
 from tokenspeed.models import KVFormat, LoadOptions, kv_factors, load_model
 from tokenspeed.models.model import Model
 from tokenspeed.observability.engine_metrics import EngineMetrics
+from tokenspeed.observability.traces import TracesUnavailable, make_tracer
 from tokenspeed.sampling import Sampler, SamplerConfig
 from tokenspeed.version import __version__
 from tokenspeed_kernel.registry import KernelError, parse_overrides, set_overrides
@@ -91,6 +92,7 @@ class EngineCore:
         self.late_compiles.stop()
         self.grammars.close()
         self.ports.close()
+        self.loop.log.tracer.close()
         if self.kv_events is not None:
             self.kv_events.close()
 
@@ -178,6 +180,10 @@ def build(
     )
     loop.mirror = ranks.mirror
     loop.log.muted = not ranks.leads
+    try:
+        loop.log.tracer = make_tracer("tokenspeed-engine", config.operations.traces_endpoint if ranks.leads else None)
+    except TracesUnavailable as error:
+        raise FlagError("--enable-trace", str(error)) from None
     if ranks.leads:  # the others repeat what it does
         progress("warming up")
         warm_up(loop, config)

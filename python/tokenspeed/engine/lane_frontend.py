@@ -111,7 +111,8 @@ def to_add(request: wire.TokenizedGenerateReqInput) -> Add:
     priority = request.priority
     if not -(2**31) <= priority < 2**31:
         raise RequestError("priority", "invalid_value", f"priority must fit 32 bits, got {priority}")
-    return Add(request.rid, token_ids, _params(request), priority, salt_number(request.cache_salt))
+    salt = salt_number(request.cache_salt)
+    return Add(request.rid, token_ids, _params(request), priority, salt, request.traceparent)
 
 
 def salt_number(salt: str | None) -> int:

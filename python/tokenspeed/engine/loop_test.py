@@ -27,6 +27,7 @@ from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.step_metrics import StepMetrics
 from tokenspeed.grammar import CompiledGrammar, GrammarCompiler, GrammarError
 from tokenspeed.observability.engine_metrics import EngineMetrics
+from tokenspeed.observability.traces import Attributes, Span
 
 EOS = 99
 
@@ -224,6 +225,37 @@ def test_of_those_who_wait_the_lowest_priority_runs_first() -> None:
     bench.steps(6)
     order = [rid for output in bench.desk.published for rid in output.rids]
     assert order == ["urgent", "plain", "late"]
+
+
+class Spans:
+    """A tracer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str | None, tuple[float, float], Attributes]] = []
+
+    def begin(self, name: str, traceparent: str | None) -> Span:
+        raise AssertionError("spans of an engine are over when they are told")
+
+    def record(self, name: str, traceparent: str | None, times_ts: tuple[float, float], attributes: Attributes) -> None:
+        self.told.append((traceparent, times_ts, attributes))
+
+    def close(self) -> None:
+        return None
+
+
+def test_every_request_is_a_span_under_its_callers() -> None:
+    bench, spans = Bench(), Spans()
+    bench.loop.log.tracer = spans
+    prompt = np.arange(5, dtype=np.int32)
+    bench.desk.commands.append(Add("a", prompt, SamplingParams(max_new_tokens=3), 0, 0, "00-trace"))
+    bench.add("b").steps(2)
+    bench.desk.commands.append(Abort(["b"]))
+    bench.steps(8)
+    said = {str(attributes["tokenspeed.request_id"]): (parent, attributes) for parent, _, attributes in spans.told}
+    assert [said["a"][0], said["b"][0]] == ["00-trace", None]
+    assert said["a"][1]["gen_ai.usage.output_tokens"] == 3 and said["b"][1]["tokenspeed.finish_reason"] == "abort"
+    times = [float(said["a"][1][f"tokenspeed.time_to_{what}_s"]) for what in ("scheduled", "prefilled", "first_token")]
+    assert times == sorted(times) and all(begin <= end for _, (begin, end), _ in spans.told)
 
 
 def test_the_loop_waits_only_when_there_is_nothing_to_do() -> None:

@@ -25,6 +25,8 @@ class Add:
     params: SamplingParams
     priority: int
     cache_salt: int
+    traceparent: str | None = None
+    """The caller's span."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class RequestRecord:
         "room",
         "priority",
         "cache_salt",
+        "traceparent",
         "prompt_scores",
         "num_outputs",
     )
@@ -54,6 +55,7 @@ class RequestRecord:
         """Tokens of output it may have."""
         self.priority = 0
         self.cache_salt = 0
+        self.traceparent: str | None = None
         self.prompt_scores: PromptScores | None = None
         if params.prompt_logprobs is not None:
             self.prompt_scores = PromptScores(prompt_ids, params.prompt_logprob_start, params.prompt_logprobs)

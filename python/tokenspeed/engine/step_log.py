@@ -20,6 +20,7 @@ from tokenspeed.engine.records import RequestRecord, RequestTable
 from tokenspeed.engine.step_metrics import StepMetrics
 from tokenspeed.observability.log_lines import Blocks, DecodeBatch, DecodeMeter, PrefillBatch
 from tokenspeed.observability.request_stats import finish_line
+from tokenspeed.observability.traces import Attributes, PassingOn, Tracer
 from tokenspeed_cc import Plan, RequestCounters, Scheduler
 
 logger = logging.getLogger("tokenspeed.engine")
@@ -36,6 +37,8 @@ class StepLog:
         self._meter = DecodeMeter(config.decode_log_interval) if config.decode_log_interval else None
         self._delayed: set[int] = set()
         self.muted = False
+        self.tracer: Tracer = PassingOn()
+        """Where a span of every request goes."""
 
     @property
     def _speaks(self) -> bool:
@@ -94,6 +97,9 @@ class StepLog:
             return
         counters = self._scheduler.stats(record.request_id)
         self._metrics.ended(record, reason, counters)
+        if not isinstance(self.tracer, PassingOn):
+            times_ts = record.clock.recv_ts, time.time()
+            self.tracer.record("engine request", record.traceparent, times_ts, _span_of(record, reason, counters))
         if not self._config.log_requests or not self._speaks:
             return
         line = self._finish_line(record, reason, counters)
@@ -151,3 +157,21 @@ class StepLog:
         for request_id in self._delayed:
             self._requests[request_id].clock.decode_delayed(False, now)
         self._delayed.clear()
+
+
+def _span_of(record: RequestRecord, reason: str, counters: RequestCounters) -> Attributes:
+    """What a span says of a request that has ended; times in seconds after its arrival."""
+    clock = record.clock
+    times = {
+        "tokenspeed.time_to_scheduled_s": clock.commit_ts,
+        "tokenspeed.time_to_prefilled_s": clock.prefilled_ts,
+        "tokenspeed.time_to_first_token_s": clock.first_token_ts,
+    }
+    return {
+        "tokenspeed.request_id": record.rid,
+        "tokenspeed.finish_reason": reason,
+        "gen_ai.usage.input_tokens": counters.prompt_tokens,
+        "gen_ai.usage.output_tokens": counters.completion_tokens,
+        "tokenspeed.cached_tokens": counters.cached_tokens,
+        **{name: ts - clock.recv_ts for name, ts in times.items() if ts is not None},
+    }

@@ -55,6 +55,7 @@ from tokenspeed.gateway.text.template import ChatTemplate, TemplateError
 from tokenspeed.gateway.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from tokenspeed.gateway.text.tokenizer_cache import CacheSizes, TokenizerCache
 from tokenspeed.observability.gateway_metrics import DURATION_BUCKETS_S, GatewayMetrics
+from tokenspeed.observability.traces import TracesUnavailable, make_tracer
 from tokenspeed.rpc.lane.address import AddressError
 from tokenspeed.rpc.lane.gateway_end import LaneOptions
 
@@ -170,6 +171,11 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
             metrics,
             limits.request_timeout_s,
         )
+        try:
+            service.tracer = make_tracer("tokenspeed-gateway", config.traces.endpoint)
+        except TracesUnavailable as error:
+            raise StartError(f"--enable-trace: {error}", 2) from None
+        stack.callback(service.tracer.close)
         # A task of the group that dies takes the gateway with it: a fault of ours must not pass unseen.
         group = await stack.enter_async_context(_background())
         for task in (keep_alive.run(), _watch(service.gauges, config.health_interval_s)):

@@ -59,8 +59,9 @@ class Job:
         """Requests that go to the engine."""
         return len(self.prompts) * self.candidates
 
-    def requests(self, attempt: int, max_model_len: int) -> list[Request]:
-        """What goes to the engine, prompt by prompt; an open length ends where the engine's context does."""
+    def requests(self, attempt: int, max_model_len: int, traceparent: str | None) -> list[Request]:
+        """What goes to the engine, prompt by prompt; an open length ends where the engine's context does.
+        traceparent: the span that the engine's hang under."""
         suffix = f"-r{attempt}" if attempt > 1 else ""
         out = []
         for p, prompt in enumerate(self.prompts):
@@ -69,7 +70,7 @@ class Job:
                 number = p * self.candidates + choice
                 rid = f"{self.request_id}{suffix}" + (f"-{number}" if self.num_generations > 1 else "")
                 sampling = to_wire(self.params, derive_seed(seed, choice), self._length(prompt, max_model_len))
-                out.append(self._request(rid, prompt, sampling))
+                out.append(self._request(rid, prompt, sampling, traceparent))
         return out
 
     def _length(self, prompt: Sequence[int], max_model_len: int) -> int:
@@ -85,7 +86,9 @@ class Job:
         # Drawn from the request's id: a retry repeats the attempt before it.
         return [_drawn_seed(self.request_id, number) for number in range(len(self.prompts))]
 
-    def _request(self, rid: str, prompt: Sequence[int], sampling: SamplingParamsWire) -> Request:
+    def _request(
+        self, rid: str, prompt: Sequence[int], sampling: SamplingParamsWire, traceparent: str | None
+    ) -> Request:
         params = self.params
         wants = self.rules.logprobs or params.prompt_logprobs is not None
         plain = PlainGenerateReqInput(
@@ -101,6 +104,8 @@ class Job:
             stream=self.stream,
         )
         more = dict(self.handling.columns)
+        if traceparent is not None:
+            more["traceparent"] = traceparent
         if params.custom_logit_processor is not None:
             more["custom_logit_processor"] = params.custom_logit_processor
         if not more:

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -32,6 +33,7 @@ from tokenspeed.gateway.route.retry import RetryHooks, RetryPolicy, with_retries
 from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.route.worker import Worker
 from tokenspeed.observability.gateway_metrics import GatewayMetrics, RequestTimes, RouteLabels
+from tokenspeed.observability.traces import PassingOn, Span, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class Service:
         self.num_open = 0
         """Requests that have not had their last byte."""
         self.retry = retry
+        self.tracer: Tracer = PassingOn()
         self.timeout_s = timeout_s
         """Longest life of a request, from the check of its body to its last byte."""
 
@@ -81,42 +84,53 @@ class Service:
 
     async def handle(self, request: web.Request, request_id: str, make_job: MakeJob) -> web.StreamResponse:
         """Answer a request. Raises `ApiError` while nothing has been sent."""
-        arrived_s = time.monotonic()
         if self.draining:
             raise ApiError(503, "draining", "this server is shutting down", None, 1)
-        self.num_open += 1
-        try:
+        span = self.tracer.begin(f"{request.method} {request.path}", request.headers.get("traceparent"))
+        with self._arrival(request_id, span) as arrival:
             body = await read_body(request)  # before a place is taken: clients may be slow
-            return await self._admitted(request, body, request_id, make_job, arrived_s)
-        finally:
-            self.num_open -= 1
+            return await self._admitted(request, body, make_job, arrival)
 
     async def run(self, job: Job) -> None:
         """Run a job whose answer nobody waits for; its format keeps it. Raises `ApiError`."""
+        with self._arrival(job.request_id, self.tracer.begin("background response", None)) as arrival:
+            async with self.admission, self._counted(job, "", arrival) as run:
+                await run.whole()
+
+    @contextmanager
+    def _arrival(self, request_id: str, span: Span) -> Iterator[_Arrival]:
+        """A request that is open, with its span around it."""
+        arrival = _Arrival(request_id, span, time.monotonic(), {"tokenspeed.request_id": request_id})
         self.num_open += 1
         try:
-            async with self.admission, self._counted(job, "", time.monotonic()) as run:
-                await run.whole("")
+            yield arrival
+        except ApiError as error:
+            arrival.error = error.code
+            raise
+        except asyncio.CancelledError:
+            arrival.error = "client_closed_request"
+            raise
         finally:
             self.num_open -= 1
+            span.end(arrival.attributes, arrival.error)
 
     async def _admitted(
-        self, request: web.Request, body: bytes, request_id: str, make_job: MakeJob, arrived_s: float
+        self, request: web.Request, body: bytes, make_job: MakeJob, arrival: _Arrival
     ) -> web.StreamResponse:
         async with self.admission:
             job = await make_job(body, self.model, secrets.token_hex(12))
             key = request.headers.get(_ROUTING_KEY, "")
-            async with self._counted(job, key, arrived_s) as run:
+            async with self._counted(job, key, arrival) as run:
                 if job.stream:
-                    return await run.stream(EventStream(request, {"x-request-id": request_id}))
-                return await run.whole(request_id)
+                    return await run.stream(EventStream(request, {"x-request-id": arrival.request_id}))
+                return await run.whole()
 
     @asynccontextmanager
-    async def _counted(self, job: Job, routing_key: str, arrived_s: float) -> AsyncIterator[_Run]:
+    async def _counted(self, job: Job, routing_key: str, arrival: _Arrival) -> AsyncIterator[_Run]:
         """A run of `job`, with its metrics around it."""
         route = RouteLabels(self.model.name, job.endpoint, "zmq")
         self.metrics.route_started(route, job.stream)
-        run = _Run(self, job, routing_key, route, arrived_s)
+        run = _Run(self, job, routing_key, route, arrival)
         try:
             yield run
         except ApiError as error:
@@ -133,7 +147,9 @@ class Service:
         for column in run.job.handling.columns:
             if not engine.declares("TokenizedGenerateReqInput", column):
                 raise invalid(column, "unsupported_parameter", f"{column}: the engine behind this server lacks it")
-        return Generation(worker, run.job.requests(number, engine.max_model_len))
+        traced = engine.declares("TokenizedGenerateReqInput", "traceparent")
+        traceparent = run.arrival.span.traceparent if traced else None
+        return Generation(worker, run.job.requests(number, engine.max_model_len, traceparent))
 
     @contextmanager
     def judged(self, worker: Worker) -> Iterator[None]:
@@ -158,21 +174,32 @@ class Service:
         )
 
 
+@dataclass
+class _Arrival:
+    """A request from its head to its last byte. `error`: the code of what went wrong."""
+
+    request_id: str
+    span: Span
+    at_s: float
+    attributes: dict[str, str | int | float | bool]
+    error: str | None = None
+
+
 class _Run:
     """One request on its way through its attempts."""
 
-    def __init__(self, service: Service, job: Job, routing_key: str, route: RouteLabels, arrived_s: float) -> None:
+    def __init__(self, service: Service, job: Job, routing_key: str, route: RouteLabels, arrival: _Arrival) -> None:
         self.job = job
+        self.arrival = arrival
         self.asked = Asked(job.prompts[0], routing_key)
         self.tried: list[str] = []
         """URLs of the workers that attempts went to."""
         self._service = service
         self._route = route
-        self._arrived_s = arrived_s
         self._attempts = 0
         self._answer = Answer(job, service.model.tokenizer.vocabulary)
 
-    async def whole(self, request_id: str) -> web.Response:
+    async def whole(self) -> web.Response:
         """The answer in one body."""
 
         async def attempt() -> bytes:
@@ -186,7 +213,7 @@ class _Run:
                 body = await with_retries(self._service.retry, hooks, attempt)
         except TimeoutError:
             raise _timed_out() from None
-        return web.Response(body=body, content_type="application/json", headers={"x-request-id": request_id})
+        return web.Response(body=body, content_type="application/json", headers={"x-request-id": self.arrival.request_id})
 
     async def stream(self, events: EventStream) -> web.StreamResponse:
         """The answer as events; an error after the first of them becomes an event itself."""
@@ -218,6 +245,7 @@ class _Run:
         """An error on a stream: an event once the head is out, else an answer of its own."""
         if not events.started:
             raise error
+        self.arrival.error = error.code
         self._service.metrics.route_failed(self._route, error.type, error.code)
         await events.write(self.job.format.failure(error))
 
@@ -226,12 +254,21 @@ class _Run:
         now_s = time.monotonic()
         usage, first_s = self._answer.count(), self._answer.first_token_s
         times = RequestTimes(
-            total_s=now_s - self._arrived_s,
-            first_token_s=None if first_s is None else first_s - self._arrived_s,
+            total_s=now_s - self.arrival.at_s,
+            first_token_s=None if first_s is None else first_s - self.arrival.at_s,
             num_output_tokens=usage.completion_tokens,
         )
         metrics = self._service.metrics
         metrics.route_finished(self._route, times)
+        self.arrival.attributes |= {
+            "gen_ai.request.model": self._route.model,
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "tokenspeed.cached_tokens": usage.cached_tokens,
+            "tokenspeed.attempts": self._attempts,
+        }
+        if times.first_token_s is not None:
+            self.arrival.attributes["tokenspeed.time_to_first_token_s"] = times.first_token_s
         metrics.tokens(self._route, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
     def _next(self) -> Generation:
