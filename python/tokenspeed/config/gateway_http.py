@@ -61,7 +61,7 @@ HTTP_FLAGS: tuple[Flag, ...] = (
     _flag("--tokenizer-cache-enable-l0", "switch", False, _MODEL, "remember the tokens of whole texts"),
     _flag("--tokenizer-cache-l0-max-entries", "int", 10000, _MODEL, "texts remembered at most"),
     _flag("--tokenizer-cache-l0-max-memory", "int", 268435456, _MODEL, "bytes they take at most"),
-    _flag("--tokenizer-cache-enable-l1", "switch", False, _MODEL, "remember the tokens of pieces between special tokens"),
+    _flag("--tokenizer-cache-enable-l1", "switch", False, _MODEL, "remember the tokens of texts' pieces"),
     _flag("--tokenizer-cache-l1-max-memory", "int", 52428800, _MODEL, "bytes they take at most"),
 )
 

@@ -114,7 +114,7 @@ def test_the_address_of_redis_may_come_from_a_file(tmp_path: Path) -> None:
     assert config.history.redis_url == "redis://:secret@host/0"
     with pytest.raises(FlagError, match="--redis-url-file: it excludes"):
         parse_launch([*WORKER, "--redis-url", "redis://a", "--redis-url-file", str(file)])
-    with pytest.raises(FlagError, match="--redis-url-file: .* cannot be read"):
+    with pytest.raises(FlagError, match=r"--redis-url-file: .* cannot be read"):
         parse_launch([*WORKER, "--redis-url-file", str(tmp_path / "none")])
 
 

@@ -35,7 +35,8 @@ def test_the_tokenizer_caches_are_used_when_asked_for_and_give_the_same_prompt()
             body = {"messages": [*messages, {"role": "user", "content": turn}]}
             assert running.post("/v1/chat/completions", body)[0] == 200
         first, second, third = (request.input_ids for request in running.engines[0].seen.requests)
-        assert second == third == [*first[: -len(ids("one[assistant]")) - 1], *ids("two"), END_TOKEN, *ids("[assistant]")]
+        shared = first[: -len(ids("one[assistant]")) - 1]
+        assert second == third == [*shared, *ids("two"), END_TOKEN, *ids("[assistant]")]
         text = running.request("GET", "/metrics")[2].decode()
     assert 'smg_tokenizer_cache_lookups_total{cache="l0",result="hit"} 1.0' in text
     assert 'smg_tokenizer_cache_lookups_total{cache="l1",result="hit"}' in text

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,7 +73,7 @@ class SqliteBackend:
         for kinds, limit in self._limits.items():
             # Counting costs as much as there is to count, so that large limits are looked at now and then.
             if key[0].startswith(kinds) and self._num_writes % max(1, min(limit // 100, 100)) == 0:
-                self._call(lambda: self._connection.execute(_TRIM, (kinds, kinds + "\U0010ffff", limit)))
+                self._call(partial(self._connection.execute, _TRIM, (kinds, kinds + "\U0010ffff", limit)))
 
     def get(self, key: Key) -> bytes | None:
         """The record, if it is there."""

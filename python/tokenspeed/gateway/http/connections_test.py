@@ -16,7 +16,7 @@ from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
 
 PATH = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-PAGE = "https://page.example"
+PAGE = "https://example.org"
 
 
 def connect(gateway: RunningGateway) -> socket.socket:
@@ -122,7 +122,7 @@ def test_pages_of_allowed_origins_may_ask(origins: list[str], shown: str) -> Non
             status, headers, _ = gateway.request("POST", PATH, body, {"origin": PAGE, "x-api-key": key})
             assert (status, headers["access-control-allow-origin"]) == (expected, shown)
             assert "access-control-allow-credentials" not in headers
-        others = gateway.request("OPTIONS", PATH, headers={**asks, "origin": "https://other.example"})
+        others = gateway.request("OPTIONS", PATH, headers={**asks, "origin": "https://www.example.org"})
         assert others[0] == (204 if shown == "*" else 405)
         assert ("access-control-allow-origin" in others[1]) is (shown == "*")
 

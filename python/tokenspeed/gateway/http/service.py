@@ -213,7 +213,8 @@ class _Run:
                 body = await with_retries(self._service.retry, hooks, attempt)
         except TimeoutError:
             raise _timed_out() from None
-        return web.Response(body=body, content_type="application/json", headers={"x-request-id": self.arrival.request_id})
+        headers = {"x-request-id": self.arrival.request_id}
+        return web.Response(body=body, content_type="application/json", headers=headers)
 
     async def stream(self, events: EventStream) -> web.StreamResponse:
         """The answer as events; an error after the first of them becomes an event itself."""
