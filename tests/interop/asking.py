@@ -24,10 +24,13 @@ class Asker:
     def model(self) -> str:
         return str(self.http.get("/v1/models")["data"][0]["id"])
 
+    def has_model(self) -> bool:
+        return self.http.status("/v1/models") == 200 and bool(self.http.get("/v1/models")["data"])
+
     def serves(self) -> bool:
         """Whether a token comes: ready, registered, and with a tokenizer."""
         ready = self.http.status("/readiness") == 200
-        return ready and bool(self.http.get("/v1/models")["data"]) and self.chat_status(max_tokens=1) == 200
+        return ready and self.has_model() and self.chat_status(max_tokens=1) == 200
 
     def chat(self, **fields: Any) -> dict[str, Any]:
         status, answer = self.http.post("/v1/chat/completions", self._body(fields))

@@ -85,6 +85,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         # Engine and AsyncLLM take and give text without a gateway process: the machines for text, nothing else.
         "tokenspeed.gateway.text",
     },
+    # The module paths that released programs import: names only.
+    "tokenspeed.runtime": {"tokenspeed.config", "tokenspeed.engine", "tokenspeed.version"},
     "tokenspeed.cli": {
         "tokenspeed_kernel",
         "tokenspeed_kernel.bench",

@@ -108,6 +108,14 @@ def grpc_engine(port: int, *flags: str) -> Program:
     return Program("tokenspeed.rpc.grpc", "--host", "127.0.0.1", "--port", str(port), *_SIZES, *flags)
 
 
+def released_servicer(port: int, model_path: Path, *flags: str) -> Program:
+    """The released gRPC servicer on our package at 127.0.0.1:`port`."""
+    arguments = ["--model", str(model_path), "--host", "127.0.0.1", "--port", str(port), *_SIZES, *flags]
+    # Its planned warm-up runs prompts of every length, for engines that compile late.
+    env = {"TOKENSPEED_SKIP_GRPC_WARMUP": "1"}
+    return Program("smg_grpc_servicer.tokenspeed", *arguments, peer=True, env=env)
+
+
 def grpc_serves(port: int) -> bool:
     """Whether `grpc.health.v1` says so at 127.0.0.1:`port`."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -127,7 +135,7 @@ def released_gateway(port: int, model_path: Path | None, *flags: str) -> Program
 
 
 def write_model_folder(folder: Path) -> None:
-    """The embedded model's tokenizer, and its configuration, as files that peers read; no weights."""
+    """The embedded model with its tokenizer and configuration as files that peers read; the weights are linked."""
     path = embedded_model_path()
     for name, content in tokenizer_files(path).items():
         (folder / name).write_bytes(content)
@@ -146,6 +154,7 @@ def write_model_folder(folder: Path) -> None:
         "torch_dtype": "bfloat16",
     }
     (folder / "config.json").write_text(json.dumps(config | sizes))
+    (folder / "model.gguf").symlink_to(path.resolve())
 
 
 class Http:

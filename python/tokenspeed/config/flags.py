@@ -97,6 +97,12 @@ def parse_flags(argv: Sequence[str], table: Sequence[Flag]) -> ParsedFlags:
     return ParsedFlags(values, given, rest)
 
 
+def take_flag(flag: Flag, name: str, words: list[str], values: dict[str, Any], given: dict[str, str]) -> None:
+    """Store what a command line says of one flag. name: as it was written. words: its operands. Raises FlagError."""
+    implied = flag.kind != "off" and not (flag.kind == "bool" and name.startswith("--no-"))
+    _store(flag, name, _value(flag, name, words, implied, inline=False), values, given)
+
+
 def values_from_kwargs(kwargs: Mapping[str, Any], table: Sequence[Flag]) -> ParsedFlags:
     """The same for `Engine(max_model_len=...)`: keywords are flag names with underscores."""
     by_dest: dict[str, Flag] = {}

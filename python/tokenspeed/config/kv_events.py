@@ -14,7 +14,8 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Queue lengths and the replay buffer are in batches; a batch is what one step changed."""
 
     enable_kv_cache_events: bool = False
-    publisher: str = "null"
+    publisher: str = "zmq"
+    """"null" publishes nothing, whatever is enabled."""
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000

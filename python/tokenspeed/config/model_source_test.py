@@ -44,6 +44,15 @@ def test_files_and_folders_are_recognised(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == ModelSource("folder", tmp_path, str(tmp_path))
 
 
+def test_a_configuration_beside_a_lone_gguf_file_does_not_hide_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_model(str(tmp_path)) == ModelSource("gguf", file, str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert resolve_model(str(tmp_path)) == ModelSource("folder", tmp_path, str(tmp_path))
+
+
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"neither config\.json nor a \.gguf file"):
         resolve_model(str(tmp_path))

@@ -163,6 +163,12 @@ MARKER_TOKENS = frozenset(
 )
 """Tokens that stay in the text for the machines although a tokenizer calls them special."""
 
+def reasoning_end(name: str) -> str | None:
+    """The marker that closes the reasoning of the parser `name`; None when it has none, or is unknown."""
+    form = _REASONING.get(_REASONING_ALIASES.get(name, name))
+    return None if form is None else form.close
+
+
 REASONING_NAMES = tuple(sorted({*_REASONING, *_REASONING_ALIASES, _HARMONY}))
 TOOL_NAMES = tuple(sorted({*_TOOLS, *_TOOL_ALIASES, _HARMONY}))
 

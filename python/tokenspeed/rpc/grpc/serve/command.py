@@ -42,8 +42,8 @@ def _serve(argv: Sequence[str]) -> int:
     if server.values["skip_tokenizer_init"]:
         raise FlagError("--skip-tokenizer-init", "gateways ask this server for its tokenizer")
     max_message_bytes()  # a bad limit is found before a model is loaded
-    for name in ("host", "port", "drain_timeout"):
-        values.pop(name, None)
+    for flag in SERVER_FLAGS:
+        values.pop(flag.dest, None)
     logging.basicConfig(
         level=server.values["log_level"].upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -55,7 +55,7 @@ def _serve(argv: Sequence[str]) -> int:
         if engine.config.scheduler.enable_prefix_caching:
             engine.record_kv_events()
         try:
-            return asyncio.run(serve(engine, host, port, drain_s))
+            return asyncio.run(serve(engine, host, port, drain_s, server.values["reasoning_parser"]))
         except grpc.aio.AioRpcError as error:
             print(f"tokenspeed.rpc.grpc: error: no token came at start: {error.details()}", file=sys.stderr)
             return 1

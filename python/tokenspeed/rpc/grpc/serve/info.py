@@ -23,7 +23,8 @@ _SECRETS = ("rl_control_api_key", "api_key", "zmq_curve_secret_key_file")
 
 
 class EngineInfo:
-    def __init__(self, engine: Engine, meter: LoadMeter) -> None:
+    def __init__(self, engine: Engine, meter: LoadMeter, reasoning_parser: str | None) -> None:
+        self._reasoning_parser = reasoning_parser
         self._engine = engine
         self._meter = meter
         self._started_s = time.time()
@@ -73,7 +74,11 @@ class EngineInfo:
             "chunked_prefill_size": limits.max_batched_tokens,
             "page_size": limits.block_size,
             "kv_cache_dtype": engine.config.kv_cache.dtype,
+            # A grammar holds from the first token on; whoever wants reasoning before it says where it ends.
+            "constrained_decoding_start": "first_token",
         }
+        if self._reasoning_parser is not None:
+            args["engine_reasoning_parser"] = self._reasoning_parser
         port = engine.ports.control_port
         if port is not None:
             args["rl.control_url"] = f"http://{engine.config.operations.control_host}:{port}"

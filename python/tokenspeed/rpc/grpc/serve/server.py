@@ -44,8 +44,8 @@ _SERVICES = (
 class GrpcServer:
     """Listens from `start` to `stop`; the engine is the caller's."""
 
-    def __init__(self, engine: Engine, host: str, port: int) -> None:
-        self.servicer = SchedulerServicer(engine)
+    def __init__(self, engine: Engine, host: str, port: int, reasoning_parser: str | None = None) -> None:
+        self.servicer = SchedulerServicer(engine, reasoning_parser)
         self._engine = engine
         self._limit_bytes = max_message_bytes()
         self._health = health.aio.HealthServicer()
@@ -95,9 +95,9 @@ class GrpcServer:
                 pass
 
 
-async def serve(engine: Engine, host: str, port: int, drain_s: float) -> int:
+async def serve(engine: Engine, host: str, port: int, drain_s: float, reasoning_parser: str | None) -> int:
     """Until a signal, or until the engine dies. The exit status."""
-    server = GrpcServer(engine, host, port)
+    server = GrpcServer(engine, host, port, reasoning_parser)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -44,13 +44,13 @@ CHUNK_BYTES = 64 * 1024
 
 
 class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerServicer):
-    """engine: with a tokenizer, feeding KV events."""
+    """engine: with a tokenizer, feeding KV events. reasoning_parser: what gateways are told of it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, reasoning_parser: str | None) -> None:
         self.draining = False
         self._engine = engine
         self._meter = LoadMeter()
-        self._info = EngineInfo(engine, self._meter)
+        self._info = EngineInfo(engine, self._meter, reasoning_parser)
         self._live: set[str] = set()
         self._probes = 0
 

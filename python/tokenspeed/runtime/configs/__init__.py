@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""A part of the facade; see `tokenspeed.runtime`."""
