@@ -119,3 +119,27 @@ def test_logprobs_of_a_prompt_are_those_of_transformers_cold_or_warm(client: ope
     stream = list(client.completions.create(**args, echo=True, logprobs=2, stream=True))
     first = stream[0].choices[0]
     assert first.text == prompt and first.logprobs and first.logprobs.token_logprobs == values
+
+
+def test_logprobs_of_what_is_generated_and_of_its_rivals_are_those_of_transformers(server: Server) -> None:
+    reference = load_reference(os.environ["TOKENSPEED_EMBEDDED_MODEL"])
+    plain, num_top = {"max_new_tokens": 24, "ignore_eos": True}, 5
+    changed = {"temperature": 1.3, "seed": 4, "repetition_penalty": 1.2, "logit_bias": {"33": 5}}
+    for params in ({"temperature": 0} | plain, changed | plain):
+        body = {"text": PROMPTS[0], "sampling_params": params, "return_logprob": True, "top_logprobs_num": num_top}
+        prompt_ids = server.post("/v1/tokenize", {"prompt": PROMPTS[0]})[1]["tokens"]
+        status, answer = server.post("/generate", body)
+        assert status == 200, answer
+        info, ids = answer["meta_info"], answer["output_ids"]
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt_ids + ids]), logits_to_keep=len(ids) + 1).logits[0, :-1]
+        expected = logits.log_softmax(-1)
+        assert [entry[1] for entry in info["output_token_logprobs"]] == ids
+        for row, (value, token, _), tops in zip(
+            expected, info["output_token_logprobs"], info["output_top_logprobs"], strict=True
+        ):
+            assert abs(value - float(row[token])) < 1e-4
+            best = row.topk(num_top).values.tolist()
+            assert len({entry[1] for entry in tops}) == num_top
+            for (top_value, top_id, _), want in zip(tops, best, strict=True):
+                assert abs(top_value - want) < 1e-4 and abs(top_value - float(row[top_id])) < 1e-4
