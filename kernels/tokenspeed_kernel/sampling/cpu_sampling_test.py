@@ -197,3 +197,20 @@ def test_token_or_count_outside_the_vocabulary_is_named() -> None:
         api.logprobs(logits(1), torch.tensor([VOCAB]), 1)
     with pytest.raises(ValueError, match="top_n must be in"):
         api.logprobs(logits(1), torch.tensor([0]), VOCAB + 1)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0.0}, {"top_k": 40, "top_p": 0.9}, {"min_p": 0.1}, {"top_p": 0.5}], ids=str
+)
+@pytest.mark.parametrize("spoilt", [slice(None), slice(0, None, 2), slice(700, 701), slice(VOCAB - 1, None)], ids=str)
+def test_a_row_with_nan_gives_some_token_and_its_neighbours_theirs(changes: dict[str, Any], spoilt: slice) -> None:
+    rows = logits(3)
+    rows[1, spoilt] = float("nan")
+    tokens = api.sample(rows, *options(3, **changes))
+    assert 0 <= int(tokens[1]) < VOCAB
+    clean = rows[[0, 2]]
+    assert tokens[[0, 2]].tolist() == api.sample(clean, *options(2, **changes)).tolist()
+    chosen, top_values, top_ids = api.logprobs(rows, tokens, 5)
+    assert chosen.isnan().tolist() == [False, True, False] and bool(top_values[1].isnan().all())
+    assert bool(((top_ids >= 0) & (top_ids < VOCAB)).all())
+    torch.testing.assert_close(top_values[[0, 2]], api.logprobs(clean, tokens[[0, 2]], 5)[1])

@@ -14,6 +14,7 @@ namespace tokenspeed::cpu {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr int64_t kGroup = 16;  // values behind one entry of group_max
 
 // A row of values with room for what is collected from it.
@@ -38,6 +39,15 @@ float* RowScratch(int64_t count, float** found, int32_t** ids) {
   *found = memory + padded;
   *ids = reinterpret_cast<int32_t*>(memory + 2 * padded);
   return memory;
+}
+
+// Where the first value lies that is no number; `count` when all are numbers. What follows compares
+// and sorts, which is undefined with one that is none.
+int64_t FirstNan(const float* values, int64_t count) {
+  bool found = false;
+  for (int64_t i = 0; i < count; ++i) found |= values[i] != values[i];
+  if (!found) return count;
+  return std::find_if(values, values + count, [](float value) { return value != value; }) - values;
 }
 
 // Collects at least the k largest values, 0 < k <= count, and few more where k is small: k groups
@@ -110,6 +120,9 @@ float MinPThreshold(float min_p) {
 
 int32_t SampleRow(const KernelTable& table, const SampleArgs& args, int64_t index) {
   const float* const logits = args.logits + index * args.logits_stride;
+  if (const int64_t nan = FirstNan(logits, args.vocab); nan < args.vocab) {
+    return static_cast<int32_t>(nan);  // as torch's argmax: some token of the vocabulary
+  }
   const float temperature = args.temperature[index];
   if (!(temperature > 0.0f)) return static_cast<int32_t>(table.argmax(logits, args.vocab));
   const float largest = logits[table.argmax(logits, args.vocab)];
@@ -143,6 +156,12 @@ void LogprobRow(const KernelTable& table, const LogprobArgs& args, int64_t index
           .max = 0.0f,
           .found = nullptr,
           .ids = nullptr};
+  if (FirstNan(row.values, row.count) < row.count) {
+    std::fill_n(args.top_values + index * args.top_n, args.top_n, kNan);
+    std::iota(args.top_ids + index * args.top_n, args.top_ids + (index + 1) * args.top_n, 0);
+    args.chosen[index] = kNan;
+    return;
+  }
   RowScratch(args.vocab, &row.found, &row.ids);
   row.max = row.values[table.argmax(row.values, row.count)];
   const double total = table.sum_exp(row.values, row.count, row.max);
