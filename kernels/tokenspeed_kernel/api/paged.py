@@ -96,7 +96,7 @@ def store_latent(latent: torch.Tensor, key: torch.Tensor, cache: torch.Tensor, s
     """Write each token's row of latent attention to its slot.
 
     latent: [T, latent_dim], normalised; key: [T, W - latent_dim], rotated. Elements of a token adjacent.
-    cache: [num_blocks, block_size, W]; values are rounded to its dtype.
+    cache: [num_blocks, block_size, W]; values are rounded to its dtype, for float8_e4m3fn after a clamp to its range.
     slot_mapping: int64 [T], as for `store_kv`.
     """
     solve(ops.KVCACHE_STORE_LATENT, latent.device.type, latent.dtype, cache.dtype)(latent, key, cache, slot_mapping)

@@ -12,7 +12,7 @@ import torch
 from tokenspeed_kernel import _cpu
 from tokenspeed_kernel.attention.cpu_paged import row_arguments
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
-from tokenspeed_kernel.kvcache.cpu_cache import latent_shape
+from tokenspeed_kernel.kvcache.cpu_cache import KV_DTYPES, latent_shape
 from tokenspeed_kernel.registry import Band, cpu, kernel
 
 
@@ -25,7 +25,7 @@ def _a_multiple_of_16(dim: int) -> bool:
     name="cpu",
     needs=cpu(),
     dtypes=(torch.float32,),
-    traits={"latent_dim": _a_multiple_of_16, "key_dim": _a_multiple_of_16, "kv_dtype": (torch.float32,)},
+    traits={"latent_dim": _a_multiple_of_16, "key_dim": _a_multiple_of_16, "kv_dtype": KV_DTYPES},
     band=Band.NATIVE,
 )
 def latent_attention(

@@ -30,7 +30,8 @@ def latent_attention(
         first, last = starts[row], starts[row + 1]
         if first < last:
             num_blocks = -(-kv_len // cache.shape[1])
-            vectors = cache[meta.block_tables[row, :num_blocks].long()].float().flatten(0, 1)[:kv_len]
+            blocks = cache.index_select(0, meta.block_tables[row, :num_blocks].long())
+            vectors = blocks.float().flatten(0, 1)[:kv_len]
             out[first:last] = _attend(q[first:last].float(), vectors, scale, latent_dim).to(q.dtype)
     return out
 

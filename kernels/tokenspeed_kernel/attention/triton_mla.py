@@ -17,9 +17,11 @@ import triton.language as tl
 
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.attention.triton_paged import _dot, _num_cores, _precision, merge_kernel, num_splits
+from tokenspeed_kernel.quant.triton_fp8 import from_fp8
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_FP8 = torch.float8_e4m3fn
 _LOG2E = 1.4426950408889634
 
 
@@ -27,7 +29,7 @@ _LOG2E = 1.4426950408889634
 def _attend(
     q_latent, q_key, acc, peak, total, cache, table, first, last, query_at, MASKED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, KEY: tl.constexpr, TILE_L: tl.constexpr, TILE_K: tl.constexpr,
-    TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+    TILE_N: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys of positions [first, last) into the running softmax; unmasked, all are whole tiles and visible."""
     dim_l = tl.arange(0, TILE_L)
@@ -41,11 +43,13 @@ def _attend(
             block = tl.load(table + at // BLOCK_SIZE)
         vector = cache + (block.to(tl.int64) * BLOCK_SIZE + at % BLOCK_SIZE)[:, None] * (LATENT + KEY)
         if MASKED or TILE_L != LATENT or TILE_K != KEY:
-            latent = tl.load(vector + dim_l[None, :], mask=exists[:, None] & (dim_l < LATENT)[None, :], other=0.0)
-            key = tl.load(vector + LATENT + dim_k[None, :], mask=exists[:, None] & (dim_k < KEY)[None, :], other=0.0)
+            latent = tl.load(vector + dim_l[None, :], mask=exists[:, None] & (dim_l < LATENT)[None, :], other=0)
+            key = tl.load(vector + LATENT + dim_k[None, :], mask=exists[:, None] & (dim_k < KEY)[None, :], other=0)
         else:
             latent = tl.load(vector + dim_l[None, :])
             key = tl.load(vector + LATENT + dim_k[None, :])
+        if FP8:
+            latent, key = from_fp8(latent).to(q_latent.dtype), from_fp8(key).to(q_latent.dtype)
         scores = _dot(q_latent, tl.trans(latent), None, PRECISION)
         scores = _dot(q_key, tl.trans(key), scores, PRECISION)
         if MASKED:
@@ -67,7 +71,7 @@ def latent_kernel(
     stride_qt, stride_qh, stride_table, num_heads, first_row,
     HEADS: tl.constexpr, QUERIES: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, KEY: tl.constexpr,
     TILE_L: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """QUERIES queries of one row times HEADS heads over one split of the row's positions.
 
@@ -107,11 +111,11 @@ def latent_kernel(
         table = block_tables + row * stride_table
         acc, peak, total = _attend(
             q_latent, q_key, acc, peak, total, cache, table, first, whole, context + query,
-            False, BLOCK_SIZE, LATENT, KEY, TILE_L, TILE_K, TILE_N, PRECISION,
+            False, BLOCK_SIZE, LATENT, KEY, TILE_L, TILE_K, TILE_N, PRECISION, FP8,
         )  # fmt: skip
         acc, peak, total = _attend(
             q_latent, q_key, acc, peak, total, cache, table, whole, last, context + query,
-            True, BLOCK_SIZE, LATENT, KEY, TILE_L, TILE_K, TILE_N, PRECISION,
+            True, BLOCK_SIZE, LATENT, KEY, TILE_L, TILE_K, TILE_N, PRECISION, FP8,
         )  # fmt: skip
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         if NUM_SPLITS == 1:
@@ -139,15 +143,22 @@ def _power_of_two(value: int) -> bool:
     name="triton",
     needs=cuda(8),
     dtypes=_FLOATS,
-    traits={"latent_dim": _latent_fits, "key_dim": _key_fits, "block_size": _power_of_two, "kv_dtype": _FLOATS},
+    traits={
+        "latent_dim": _latent_fits,
+        "key_dim": _key_fits,
+        "block_size": _power_of_two,
+        "kv_dtype": (*_FLOATS, _FP8),
+    },
     band=Band.PORTABLE,
 )
 def latent_attention(
     q: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, scale: float, latent_dim: int
 ) -> torch.Tensor:
     """Up to three launches: decode, its merge, prefill. Their number depends on the metadata's host integers only."""
-    if q.dim() != 3 or cache.dim() != 3 or q.shape[2] != cache.shape[2] or q.dtype != cache.dtype:
-        raise ValueError(f"q [T, Hq, W] and a cache [blocks, size, W] of one dtype expected, got {q.shape}, {q.dtype}")
+    if q.dim() != 3 or cache.dim() != 3 or q.shape[2] != cache.shape[2] or cache.dtype not in (q.dtype, _FP8):
+        raise ValueError(
+            f"q [T, Hq, W] and a cache [blocks, size, W] of its dtype or fp8 expected, got {q.shape}, {q.dtype}"
+        )
     if q.stride(2) != 1 or not cache.is_contiguous() or meta.block_tables.stride(1) != 1:
         raise ValueError("heads of q and rows of block_tables must have adjacent elements, the cache be contiguous")
     tokens, num_heads, _ = q.shape
@@ -187,18 +198,19 @@ def _launch(
         shape = (tiling.num_rows, num_heads, splits)
         partial = torch.empty(*shape, latent, dtype=torch.float32, device=q.device)
         stats = torch.empty(shape, dtype=torch.float32, device=q.device)
-    key, half = q.shape[2] - latent, q.element_size() == 2
+    key, half, fp8 = q.shape[2] - latent, q.element_size() == 2, cache.dtype == _FP8
     grid = (
         triton.cdiv(tiling.max_query_len, tiling.queries),
         triton.cdiv(num_heads, tiling.heads),
         tiling.num_rows * splits,
     )
     latent_kernel[grid](
-        q, cache, meta.block_tables, meta.query_start, meta.kv_lens, out, partial, stats, scale * _LOG2E,
+        q, cache.view(torch.uint8) if fp8 else cache, meta.block_tables, meta.query_start, meta.kv_lens,
+        out, partial, stats, scale * _LOG2E,
         q.stride(0), q.stride(1), meta.block_tables.stride(0), num_heads, tiling.first_row,
         HEADS=tiling.heads, QUERIES=tiling.queries, BLOCK_SIZE=cache.shape[1], LATENT=latent, KEY=key,
         TILE_L=triton.next_power_of_2(latent), TILE_K=triton.next_power_of_2(key), TILE_N=32 if half else 16,
-        NUM_SPLITS=splits, PRECISION=_precision(q), num_warps=8 if tiling.heads * tiling.queries > 16 else 4,
+        NUM_SPLITS=splits, PRECISION=_precision(q), FP8=fp8, num_warps=8 if tiling.heads * tiling.queries > 16 else 4,
         num_stages=2,
     )  # fmt: skip
     if splits > 1:

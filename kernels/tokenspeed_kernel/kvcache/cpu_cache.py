@@ -65,9 +65,10 @@ def latent_shape(cache: torch.Tensor) -> _cpu.CacheShape:
     if known is not None:
         return cast("_cpu.CacheShape", known)
     num_blocks, block_size, width = cache.shape
-    if cache.stride()[1:] != (width, 1) or cache.dtype is not torch.float32:
-        raise ValueError(f"cache must be float32 with contiguous blocks, got {cache.dtype} {tuple(cache.shape)}")
-    shape = _cpu.CacheShape(num_blocks, 1, block_size, width, cache.stride(0), cache.stride(0), KV_CODES[torch.float32])
+    code = KV_CODES.get(cache.dtype)
+    if cache.stride()[1:] != (width, 1) or code is None:
+        raise ValueError(f"cache must be of {KV_DTYPES} with contiguous blocks, got {cache.dtype} {tuple(cache.shape)}")
+    shape = _cpu.CacheShape(num_blocks, 1, block_size, width, cache.stride(0), cache.stride(0), code)
     cache.__dict__["_cpu_cache_shape"] = shape
     return shape
 
@@ -77,7 +78,7 @@ def latent_shape(cache: torch.Tensor) -> _cpu.CacheShape:
     name="cpu",
     needs=cpu(),
     dtypes=(torch.float32,),
-    traits={"kv_dtype": (torch.float32,)},
+    traits={"kv_dtype": KV_DTYPES},
     band=Band.NATIVE,
 )
 def store_latent(latent: torch.Tensor, key: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:

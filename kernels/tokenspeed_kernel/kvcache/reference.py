@@ -39,8 +39,10 @@ def store_kv(
 @kernel("kvcache.store_latent", name="reference", needs=anywhere(), dtypes=_FLOATS, band=Band.REFERENCE)
 def store_latent(latent: torch.Tensor, key: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """cache[slot // block_size, slot % block_size] = latent, then key."""
-    row = torch.cat([latent, key], dim=1).to(cache.dtype)
-    cache[slot_mapping // cache.shape[1], slot_mapping % cache.shape[1]] = row
+    row = torch.cat([latent, key], dim=1)
+    if cache.dtype == torch.float8_e4m3fn:
+        cache, row = cache.view(torch.uint8), row.float().clamp(-FP8_MAX, FP8_MAX).to(cache.dtype).view(torch.uint8)
+    cache[slot_mapping // cache.shape[1], slot_mapping % cache.shape[1]] = row.to(cache.dtype)
 
 
 @kernel("kvcache.copy_blocks", name="reference", needs=anywhere(), dtypes=(*_FLOATS, torch.uint8), band=Band.REFERENCE)

@@ -85,17 +85,17 @@ def store_kv(
 
 @triton.jit
 def store_latent_kernel(
-    latent, key, cache, slot_mapping, stride_latent, stride_key, latent_dim, key_dim, BLOCK: tl.constexpr
-):
+    latent, key, cache, slot_mapping, stride_latent, stride_key, latent_dim, key_dim,
+    FP8: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Copy both parts of token t to row slot of the cache."""
     token = tl.program_id(0).to(tl.int64)
     row = cache + tl.load(slot_mapping + token) * (latent_dim + key_dim)
     column = tl.arange(0, BLOCK)
-    kind = cache.dtype.element_ty
     part = tl.load(latent + token * stride_latent + column, mask=column < latent_dim, other=0.0)
-    tl.store(row + column, part.to(kind), mask=column < latent_dim)
+    _store_row(part, column < latent_dim, row, column, row, 0, False, FP8)
     part = tl.load(key + token * stride_key + column, mask=column < key_dim, other=0.0)
-    tl.store(row + latent_dim + column, part.to(kind), mask=column < key_dim)
+    _store_row(part, column < key_dim, row, latent_dim + column, row, 0, False, FP8)
 
 
 @kernel(
@@ -103,7 +103,7 @@ def store_latent_kernel(
     name="triton",
     needs=cuda(8),
     dtypes=(torch.float32, torch.bfloat16, torch.float16),
-    traits={"kv_dtype": (torch.float32, torch.bfloat16, torch.float16)},
+    traits={"kv_dtype": (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)},
     band=Band.PORTABLE,
 )
 def store_latent(latent: torch.Tensor, key: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -113,16 +113,18 @@ def store_latent(latent: torch.Tensor, key: torch.Tensor, cache: torch.Tensor, s
         raise ValueError(f"latent [T, L] and key [T, W - L] must fill rows of {cache.shape}, elements adjacent")
     if not cache.is_contiguous():
         raise ValueError("the cache must be contiguous")
+    fp8 = cache.dtype == torch.float8_e4m3fn
     if tokens:
         store_latent_kernel[(tokens,)](
             latent,
             key,
-            cache,
+            cache.view(torch.uint8) if fp8 else cache,
             slot_mapping,
             latent.stride(0),
             key.stride(0),
             latent_dim,
             key.shape[1],
+            FP8=fp8,
             BLOCK=triton.next_power_of_2(max(latent_dim, key.shape[1])),
             num_warps=2,
         )

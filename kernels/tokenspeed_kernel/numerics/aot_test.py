@@ -75,6 +75,7 @@ _LATENT = {
     "scale": "fp32",
 }
 _LATENT_TILES = {
+    "FP8": False,
     "BLOCK_SIZE": 64,
     "LATENT": 512,
     "KEY": 64,
@@ -191,6 +192,13 @@ BUILDS = {
         4,
         2,
     ),
+    "latent decode from fp8": Build(
+        latent_kernel,
+        {**_LATENT, "cache": "*u8", "partial": "*fp32", "stats": "*fp32"},
+        {**_LATENT_TILES, "HEADS": 16, "QUERIES": 1, "NUM_SPLITS": 16, "FP8": True},
+        4,
+        2,
+    ),
     "latent prefill": Build(
         latent_kernel,
         {**_LATENT, "partial": "*bf16", "stats": "*bf16"},
@@ -226,7 +234,13 @@ BUILDS = {
     "store latent": Build(
         store_latent_kernel,
         {**dict.fromkeys(("latent", "key", "cache"), "*bf16"), "slot_mapping": "*i64"},
-        {"BLOCK": 512},
+        {"FP8": False, "BLOCK": 512},
+        2,
+    ),
+    "store latent, fp8": Build(
+        store_latent_kernel,
+        {**dict.fromkeys(("latent", "key"), "*bf16"), "cache": "*u8", "slot_mapping": "*i64"},
+        {"FP8": True, "BLOCK": 512},
         2,
     ),
     "store, fp8 with scales": Build(

@@ -163,6 +163,14 @@ def _latent_attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case
             name = f"{label}, {heads} heads over {latent_dim} + {key_dim}"
             queries = strided_tokens(q) if heads == 3 else q
             yield Case("attention.mla", name, dtype, (queries, cache, meta, width**-0.5, latent_dim), traits=traits)
+            small = cache.to(torch.float8_e4m3fn)
+            yield Case(
+                "attention.mla",
+                f"{name}, fp8 cache",
+                dtype,
+                (queries, small, meta, width**-0.5, latent_dim),
+                traits=traits | {"kv_dtype": small.dtype},
+            )
 
 
 def _linear_heads(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
@@ -289,6 +297,11 @@ def _store_latent(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
         label = f"{tokens} tokens of {latent_dim} + {key_dim}"
         args = (latent, key, cache, slots)
         yield Case("kvcache.store_latent", label, dtype, args, mutated=(2,), traits={"kv_dtype": dtype})
+        small = cache.to(torch.float8_e4m3fn)
+        # Values that fp8 holds as subnormals, and not at all.
+        args = (latent * torch.tensor(0.003), key * torch.tensor(300.0), small, slots)
+        traits = {"kv_dtype": small.dtype}
+        yield Case("kvcache.store_latent", f"{label}, fp8 cache", dtype, args, mutated=(2,), traits=traits)
 
 
 def _copy_blocks(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tokenspeed.config.flags import FlagError
 from tokenspeed.engine.offline import Engine
 
 StartEngine = Callable[..., Engine]
@@ -94,3 +95,16 @@ def test_the_pool_counts_the_bytes_of_latents(start_engine: StartEngine) -> None
     engine = start_engine(max_total_tokens=None, kv_cache_gib=gib * 1.001)
     assert engine._core is not None
     assert engine._core.num_blocks == num_blocks + 1, "and block 0, which is never handed out"
+
+
+def test_latents_in_fp8_take_a_quarter_and_answer_the_same_cold_or_warm(start_engine: StartEngine) -> None:
+    gib = 50 * 16 * TOKEN_BYTES / 4 / 2**30
+    engine = start_engine(max_total_tokens=None, kv_cache_gib=gib * 1.001, kv_cache_dtype="fp8_e4m3")
+    assert engine._core.num_blocks == 51
+    alone = [answers(engine, [prompt])[0] for prompt in PROMPTS]
+    assert answers(engine, PROMPTS) == alone
+
+
+def test_scales_of_heads_that_are_not_there_are_refused_by_flag(start_engine: StartEngine) -> None:
+    with pytest.raises(FlagError, match=r"--kv-cache-quant-method: per_token_head: Deepseek\w+ caches no heads"):
+        start_engine(kv_cache_dtype="fp8_e4m3", kv_cache_quant_method="per_token_head")

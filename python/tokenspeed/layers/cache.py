@@ -53,7 +53,8 @@ def paired_cache(num_kv_heads: int, block_size: int, head_dim: int, kv: KVFormat
 
 
 def latent_cache(block_size: int, width: int, dtype: torch.dtype) -> LayerCache:
-    """One row a token for all heads, [num_blocks, block_size, width] (multi-head latent attention)."""
+    """One row a token for all heads, [num_blocks, block_size, width] (multi-head latent attention); of an fp8 one, all
+    rows are divided by the layer's scale."""
     return (CacheTensor((block_size, width), dtype),)
 
 

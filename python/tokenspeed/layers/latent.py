@@ -55,7 +55,10 @@ class LatentAttention:
     def __init__(self, config: ModelConfig, weights: Weights, layer: int, cos_sin: torch.Tensor) -> None:
         assert config.latent is not None
         sizes = self._sizes = config.latent
-        self._layer, self._cos_sin, self._scale = layer, cos_sin, config.attention_scale
+        self._layer, self._cos_sin = layer, cos_sin
+        # One divisor for the whole row: a value is a part of its key.
+        self._divisor, _ = weights.kv_scales(layer)
+        self._scale = config.attention_scale * self._divisor
         self._heads = config.num_heads // weights.group.size
         self._query = LatentQuery(config, weights)
         name, row = "kv_a_proj_with_mqa", sizes.row_dim
@@ -77,11 +80,16 @@ class LatentAttention:
         latent, key = api.linear(x, self._down, self._bias).split([sizes.latent_dim, sizes.rope_dim], dim=1)
         api.rope(rotated, key.unsqueeze(1), batch.positions, self._cos_sin, sizes.interleaved)
         (cache,) = batch.kv_caches[self._layer]
-        api.store_latent(self._norm(latent), key, cache, batch.slot_mapping)
+        latent = self._norm(latent)
+        if self._divisor != 1.0:
+            latent, key = latent / self._divisor, key / self._divisor
+        api.store_latent(latent, key, cache, batch.slot_mapping)
         queries = x.new_empty(num_tokens, self._heads, sizes.row_dim)
         api.linear_heads(nope, self._up_keys, queries[..., : sizes.latent_dim])
         queries[..., sizes.latent_dim :] = rotated
         sums = api.latent_attention(queries, cache, batch.attention, self._scale, sizes.latent_dim)
         out = x.new_empty(num_tokens, self._heads, sizes.value_dim)
+        if self._divisor != 1.0:
+            sums *= self._divisor
         api.linear_heads(sums, self._up_values, out)
         return out.flatten(1)

@@ -60,4 +60,4 @@ class DeepseekForCausalLM(LlamaForCausalLM):
     def kv_cache(self, block_size: int) -> list[LayerCache]:
         """One row a token for all heads, whole on every rank."""
         assert self.config.latent is not None
-        return [latent_cache(block_size, self.config.latent.row_dim, self.dtype)] * self.config.num_layers
+        return [latent_cache(block_size, self.config.latent.row_dim, self.kv.dtype)] * self.config.num_layers

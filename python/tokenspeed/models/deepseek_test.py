@@ -17,7 +17,7 @@ from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.layers.cache import total_block_bytes
-from tokenspeed.models import Model, load_model
+from tokenspeed.models import KVFormat, LoadOptions, Model, load_model
 from tokenspeed.models.testing import PagedSequences, logits_of_two_ranks
 from tokenspeed.parallel import Group
 
@@ -62,9 +62,12 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(folder: Path, load_format: str = "auto", group: Group | None = None) -> Model:
+def load(
+    folder: Path, load_format: str = "auto", group: Group | None = None, options: LoadOptions | None = None
+) -> Model:
     source = ModelSource("folder", folder, "test")
-    return load_model(source, load_model_config(source), "cpu", torch.float32, load_format, group=group)
+    config = load_model_config(source)
+    return load_model(source, config, "cpu", torch.float32, load_format, group=group, options=options)
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -137,3 +140,26 @@ def test_fp8_in_tiles_equals_transformers_on_the_dequantised_weights(folder: Pat
         expected = theirs(torch.tensor([prompt])).logits[0]
     logits = PagedSequences(load(folder), 1, 64).prefill(0, prompt, chunk=25)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("factor", [None, 0.02])
+def test_a_smaller_cache_moves_logits_little_and_cold_equals_warm(folder: Path, factor: float | None) -> None:
+    prompt = prompts(60)[0]
+    want = PagedSequences(load(folder), 1, 64).prefill(0, prompt)
+
+    def run(dtype: torch.dtype, factors: tuple[float, ...] | None, chunk: int | None = None) -> torch.Tensor:
+        model = load(folder, options=LoadOptions(None, {}, KVFormat(dtype, False, factors)))
+        assert [[tensor.dtype for tensor in layer] for layer in model.kv_cache(8)] == [[dtype]] * 3
+        return PagedSequences(model, 1, 64).prefill(0, prompt, chunk)
+
+    def off(logits: torch.Tensor) -> float:
+        # The median: a token whose experts change on the way is far off.
+        return float((logits - want).abs().median() / want.std())
+
+    factors = None if factor is None else (factor,) * 3
+    whole = run(torch.float8_e4m3fn, factors)
+    assert 1e-3 < off(whole) < 0.3
+    assert torch.equal(run(torch.float8_e4m3fn, factors, chunk=7), whole)
+    assert 1e-6 < off(run(torch.bfloat16, None)) < 0.02
+    # A scale that is far too small cuts latents off.
+    assert off(run(torch.float8_e4m3fn, (1e-6,) * 3)) > 0.5

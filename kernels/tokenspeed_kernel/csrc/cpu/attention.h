@@ -95,8 +95,12 @@ TS_INLINE void Locate(const AttentionArgs& args, const AttentionItem& item, int6
     const int64_t number = table[block], decoded = i * args.head_dim;
     scratch.key_at[i] = RowOf(args, args.k_cache, args.k_scales, number * args.k_block_stride,
                               item.kv_head, number, offset, scratch.key_rows + decoded);
-    scratch.value_at[i] = RowOf(args, args.v_cache, args.v_scales, number * args.v_block_stride,
-                                item.kv_head, number, offset, scratch.value_rows + decoded);
+    // The value of a latent is a part of its key.
+    scratch.value_at[i] =
+        args.v_cache == args.k_cache
+            ? scratch.key_at[i]
+            : RowOf(args, args.v_cache, args.v_scales, number * args.v_block_stride, item.kv_head,
+                    number, offset, scratch.value_rows + decoded);
     if (++offset == args.block_size) {
       offset = 0;
       ++block;

@@ -95,7 +95,8 @@ struct StoreLatentArgs {
   const float* latent;  // [num_tokens, latent_dim]
   const float* key;     // [num_tokens, key_dim]
   int64_t latent_stride, key_stride;
-  float* cache;  // [num_blocks, block_size, latent_dim + key_dim]
+  KvFormat format;
+  uint8_t* cache;  // [num_blocks, block_size, latent_dim + key_dim]
   int64_t block_stride;
   const int64_t* slot_mapping;
   int64_t num_tokens, block_size, latent_dim, key_dim;
@@ -119,10 +120,10 @@ struct AttentionArgs {
   const int32_t* kv_lens;      // [num_rows]
   int64_t num_rows, num_heads, num_kv_heads, block_size, head_dim, value_dim;
   float scale;
-  int64_t window;      // 0: all positions
-  float softcap;       // 0: none
-  const float* sinks;  // [num_heads] or null
-  float* out;          // [num_tokens, num_heads, value_dim], contiguous
+  int64_t window;                // 0: all positions
+  float softcap;                 // 0: none
+  const float* sinks = nullptr;  // [num_heads] or null
+  float* out;                    // [num_tokens, num_heads, value_dim], contiguous
 };
 
 // One unit of attention: some consecutive queries of one row, one KV head, all or one split of the

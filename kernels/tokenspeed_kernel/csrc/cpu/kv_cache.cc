@@ -93,15 +93,14 @@ void StoreKv(const StoreKvArgs& args) {
 }
 
 void StoreLatent(const StoreLatentArgs& args) {
-  const int64_t width = args.latent_dim + args.key_dim;
+  const int64_t width = args.latent_dim + args.key_dim, size = KvBytes(args.format);
   for (int64_t token = 0; token < args.num_tokens; ++token) {
     const int64_t slot = args.slot_mapping[token];
-    float* const row =
-        args.cache + slot / args.block_size * args.block_stride + slot % args.block_size * width;
-    std::memcpy(row, args.latent + token * args.latent_stride,
-                static_cast<size_t>(args.latent_dim) * sizeof(float));
-    std::memcpy(row + args.latent_dim, args.key + token * args.key_stride,
-                static_cast<size_t>(args.key_dim) * sizeof(float));
+    const int64_t at = slot / args.block_size * args.block_stride + slot % args.block_size * width;
+    uint8_t* const row = args.cache + at * size;
+    StoreRow(args.format, args.latent + token * args.latent_stride, args.latent_dim, row, nullptr);
+    StoreRow(args.format, args.key + token * args.key_stride, args.key_dim,
+             row + args.latent_dim * size, nullptr);
   }
 }
 

@@ -298,7 +298,7 @@ void LatentAttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64
                           Address out) {
   const AttentionArgs args{.q = At<const float>(q),
                            .q_stride = q_stride,
-                           .format = KvFormat::kF32,
+                           .format = static_cast<KvFormat>(shape.format),
                            .k_cache = At<const uint8_t>(cache),
                            .v_cache = At<const uint8_t>(cache),
                            .k_block_stride = shape.k_block_stride,
@@ -317,7 +317,6 @@ void LatentAttentionEntry(Address q, int64_t q_stride, int64_t num_tokens, int64
                            .scale = scale,
                            .window = 0,
                            .softcap = 0.0f,
-                           .sinks = nullptr,
                            .out = At<float>(out)};
   CheckRows(args, num_tokens, table_columns, shape.num_blocks);
   PagedAttention(Kernels(), args);
@@ -332,7 +331,8 @@ void StoreLatentEntry(Address latent, int64_t latent_stride, int64_t latent_dim,
                .key = At<const float>(key),
                .latent_stride = latent_stride,
                .key_stride = key_stride,
-               .cache = At<float>(cache),
+               .format = static_cast<KvFormat>(shape.format),
+               .cache = At<uint8_t>(cache),
                .block_stride = shape.k_block_stride,
                .slot_mapping = At<const int64_t>(slot_mapping),
                .num_tokens = num_tokens,
