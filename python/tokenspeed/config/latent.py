@@ -55,6 +55,22 @@ def latent_from_json(values: Mapping[str, Any], where: str) -> LatentConfig:
     )
 
 
+def latent_from_gguf(values: Mapping[str, Any], where: str) -> LatentConfig:
+    """Of a GGUF file's metadata without the architecture's prefix. Raises ModelError."""
+    # Newer files tell the sizes of what is cached by the plain names, and those of heads by names of their own.
+    suffix = "_mla" if "attention.key_length_mla" in values else ""
+    rope_dim = _size(values, "rope.dimension_count", _UNIT, where)
+    rank = None if "attention.q_lora_rank" not in values else _size(values, "attention.q_lora_rank", 1, where)
+    return LatentConfig(
+        query_rank=rank,
+        latent_dim=_size(values, "attention.kv_lora_rank", _UNIT, where),
+        nope_dim=_size(values, f"attention.key_length{suffix}", 1, where) - rope_dim,
+        rope_dim=rope_dim,
+        value_dim=_size(values, f"attention.value_length{suffix}", _UNIT, where),
+        interleaved=True,
+    )
+
+
 def _size(values: Mapping[str, Any], name: str, unit: int, where: str) -> int:
     value = values.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:

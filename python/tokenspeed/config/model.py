@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenspeed.config.gguf import GGUFFile, read_gguf
 from tokenspeed.config.heads import check_split
-from tokenspeed.config.latent import LatentConfig, latent_from_json
+from tokenspeed.config.latent import LatentConfig, latent_from_gguf, latent_from_json
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
-from tokenspeed.config.moe import MoEConfig, moe_from_gguf, moe_from_json
+from tokenspeed.config.moe import GGUF_SIGMOID, MoEConfig, moe_from_gguf, moe_from_json
 from tokenspeed.config.quantization import GGUF_TYPES, Quantization, quantization_from_json
 from tokenspeed.config.rope import RopeScaling, extended_context, longest_context, rope_scaling_from_json
 
@@ -78,6 +78,8 @@ class ModelConfig:
     latent: LatentConfig | None
     num_extra_layers: int
     quantization: Quantization | None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Values that stood in for those of config.json (`--hf-overrides`)."""
 
     @property
     def longest_context(self) -> int:
@@ -110,6 +112,8 @@ class _Architecture:
     """Whether layers with a window rotate with a base of their own."""
     attention_sinks: bool = False
     latent: bool = False
+    yarn_is_truncated: bool = True
+    """Whether a GGUF file means yarn's ramp to begin and end at whole pairs."""
 
 
 _ARCHITECTURES = {
@@ -133,7 +137,7 @@ _ARCHITECTURES = {
         _Architecture("Qwen3MoeForCausalLM", "qwen3_moe", qk_norm=True),
         _Architecture("DeepseekV2ForCausalLM", "deepseek_v2", latent=True),
         _Architecture("DeepseekV3ForCausalLM", "deepseek_v3", latent=True),
-        _Architecture("GptOssForCausalLM", "gpt_oss", full_every=2, attention_sinks=True),
+        _Architecture("GptOssForCausalLM", "gpt_oss", full_every=2, attention_sinks=True, yarn_is_truncated=False),
     )
 }
 # Mistral files call themselves "llama" too.
@@ -143,18 +147,30 @@ _GGUF_ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
+    "deepseek2": "DeepseekV2ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
 }
-# ... and Mixtral's.
-_GGUF_WITH_EXPERTS = {"llama": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
+# ... and Mixtral's. DeepSeek-V3's files call themselves "deepseek2" too.
+_GGUF_WITH_EXPERTS = {
+    "llama": "MixtralForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "deepseek2": "DeepseekV2ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+}
 _ACTIVATIONS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 _GEMMA_WINDOWED_THETA = 10000.0
 
 
-def load_model_config(source: ModelSource) -> ModelConfig:
-    """The configuration of a resolved model. Raises ModelError: unsupported, damaged or incomplete."""
-    if source.kind == "gguf":
-        return config_from_gguf(read_gguf(source.path))
-    return config_from_folder(source.path)
+def load_model_config(source: ModelSource, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
+    """The configuration of a resolved model. overrides: values in place of config.json's, by their first names.
+
+    Raises ModelError: unsupported, damaged or incomplete.
+    """
+    if source.kind == "folder":
+        return config_from_folder(source.path, overrides or {})
+    if overrides:
+        raise ModelError(f"{source.path}: --hf-overrides stand in for values of a config.json; this file has none")
+    return config_from_gguf(read_gguf(source.path))
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -165,10 +181,10 @@ def supported_architectures() -> tuple[str, ...]:
 # ---------------------------------------------------------------------------------------------- config.json
 
 
-def config_from_folder(folder: Path) -> ModelConfig:
+def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfig:
     """From config.json, with end tokens from generation_config.json where it is there. Raises ModelError."""
     file = folder / "config.json"
-    values = _read_json(file)
+    values = {**_read_json(file), **overrides}
     architecture = _json_architecture(values, str(file))
     fields = _Fields(values, str(file))
     for name in ("hidden_act", "hidden_activation"):
@@ -224,6 +240,7 @@ def config_from_folder(folder: Path) -> ModelConfig:
             latent=latent,
             num_extra_layers=values.get("num_nextn_predict_layers", values.get("num_mtp_layers")) or 0,
             quantization=_json_quantization(values, file),
+            overrides=overrides,
         ),
         str(file),
     )
@@ -307,10 +324,12 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     if embedding is None:
         raise ModelError(f"{where}: tensor 'token_embd.weight' is missing; the file is not a whole model")
     declared_context = fields.integer("context_length")
-    scaling = _gguf_rope_scaling(file, fields, declared_context)
+    scaling = _gguf_rope_scaling(file, fields, declared_context, architecture)
     num_heads, num_layers = fields.integer("attention.head_count"), fields.integer("block_count")
     hidden_size = fields.integer("embedding_length")
-    head_dim = fields.values.get("attention.key_length") or hidden_size // num_heads
+    latent = latent_from_gguf(fields.values, where) if architecture.latent else None
+    head_dim = latent.query_dim if latent else fields.values.get("attention.key_length") or hidden_size // num_heads
+    scale = head_dim**-0.5 * (scaling.latent_amplitude if latent and scaling else 1.0)
     window = fields.values.get("attention.sliding_window", 0)
     interleaves = architecture.full_every > 1
     return _checked(
@@ -322,12 +341,12 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             intermediate_size=fields.integer("feed_forward_length"),
             num_layers=num_layers,
             num_heads=num_heads,
-            num_kv_heads=fields.values.get("attention.head_count_kv", num_heads),
+            num_kv_heads=num_heads if latent else fields.values.get("attention.head_count_kv", num_heads),
             head_dim=head_dim,
             rms_norm_eps=float(fields.values.get("attention.layer_norm_rms_epsilon", 1e-6)),
             rope_theta=float(fields.values.get("rope.freq_base", 10000.0)),
             rope_scaling=scaling,
-            rotary_dim=fields.values.get("rope.dimension_count", head_dim),
+            rotary_dim=latent.rope_dim if latent else fields.values.get("rope.dimension_count", head_dim),
             max_position_embeddings=_context(architecture, declared_context, scaling),
             tie_word_embeddings="output.weight" not in file.tensors,
             bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
@@ -341,14 +360,14 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             if interleaves
             else (window,) * num_layers,
             activation=architecture.activation,
-            attention_scale=head_dim**-0.5,
-            windowed_rope_theta=_GEMMA_WINDOWED_THETA if interleaves else None,
+            attention_scale=scale,
+            windowed_rope_theta=_GEMMA_WINDOWED_THETA if architecture.own_windowed_rope else None,
             windowed_rope_scaling=None,
             # Converters add the offset to the weights themselves.
             norm_offset=0.0,
             attention_sinks=architecture.attention_sinks,
             moe=moe_from_gguf(fields.values, architecture.name, num_layers, where),
-            latent=None,
+            latent=latent,
             num_extra_layers=0,
             quantization=GGUF_TYPES,
         ),
@@ -362,18 +381,29 @@ def _gguf_architecture(prefix: str, fields: _Fields) -> _Architecture:
         if prefix not in _GGUF_WITH_EXPERTS:
             raise ModelError(f"{fields.where}: {prefix} with experts (expert_count) is not supported")
         name = _GGUF_WITH_EXPERTS[prefix]
+    if prefix == "deepseek2" and fields.values.get("expert_gating_func") == GGUF_SIGMOID:
+        name = "DeepseekV3ForCausalLM"
     return _ARCHITECTURES[name]
 
 
-def _gguf_rope_scaling(file: GGUFFile, fields: _Fields, declared_context: int) -> RopeScaling | None:
+def _gguf_rope_scaling(
+    file: GGUFFile, fields: _Fields, declared_context: int, architecture: _Architecture
+) -> RopeScaling | None:
     divisors = _read_floats(file, "rope_freqs.weight")
     kind = fields.values.get("rope.scaling.type", "none")
     if kind in ("none", "linear") and fields.values.get("rope.scaling.factor", 1.0) == 1.0:
         return RopeScaling("default", frequency_divisors=divisors) if divisors else None
     if kind not in ("linear", "yarn"):
         raise ModelError(f"{fields.where}: rope scaling {kind!r} (rope.scaling.type) is not supported (linear, yarn)")
+    # Written as what the logarithm of the factor is multiplied by.
+    mscale = float(fields.values.get("rope.scaling.yarn_log_multiplier", 0.0)) * 10 if architecture.latent else 0.0
     return RopeScaling(
         kind=kind,
+        mscale=mscale,
+        mscale_all_dim=mscale,
+        beta_fast=float(fields.values.get("rope.scaling.yarn_beta_fast", 32.0)),
+        beta_slow=float(fields.values.get("rope.scaling.yarn_beta_slow", 1.0)),
+        truncate=architecture.yarn_is_truncated,
         factor=float(fields.values.get("rope.scaling.factor", 1.0)),
         original_max_position_embeddings=fields.values.get("rope.scaling.original_context_length", declared_context),
         attention_factor=fields.values.get("rope.scaling.attn_factor"),

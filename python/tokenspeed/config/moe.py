@@ -115,15 +115,44 @@ def moe_from_gguf(values: Mapping[str, Any], architecture: str, num_layers: int,
     if not values.get("expert_count"):
         return None
     inner = "feed_forward_length" if architecture == "MixtralForCausalLM" else "expert_feed_forward_length"
+    if architecture == "GptOssForCausalLM" and inner not in values:
+        inner = "feed_forward_length"
     config = MoEConfig(
         num_experts=_positive(values, ("expert_count",), where),
         top_k=_positive(values, ("expert_used_count",), where),
         intermediate_size=_positive(values, (inner,), where),
         sparse_layers=(True,) * num_layers,
     )
+    if architecture == "GptOssForCausalLM":
+        (_, alpha), (_, limit) = _CLAMPED_SWIGLU
+        config = replace(config, router_bias=True, swiglu_alpha=alpha, swiglu_limit=limit)
+    if architecture in ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"):
+        config = _deepseek_gguf(config, values, architecture == "DeepseekV3ForCausalLM")
     return _checked(config, where)
 
 
+def _deepseek_gguf(config: MoEConfig, values: Mapping[str, Any], sigmoid: bool) -> MoEConfig:
+    num_groups, top_groups = _GROUPS_OF.get(config.num_experts, (1, 1))
+    dense = values.get("leading_dense_block_count", 0)
+    common = replace(
+        config,
+        sparse_layers=tuple(layer >= dense for layer in range(len(config.sparse_layers))),
+        renormalize=bool(values.get("expert_weights_norm", sigmoid)),
+        scale=float(values.get("expert_weights_scale") or 1.0),
+        num_groups=values.get("expert_group_count", num_groups),
+        top_groups=values.get("expert_group_used_count", top_groups),
+        float32_router=True,
+        shared_intermediate_size=config.intermediate_size * values.get("expert_shared_count", 0),
+    )
+    if not sigmoid:
+        return common
+    return replace(common, scores="sigmoid", correction_bias="e_score_correction_bias", group_score="best_two")
+
+
+GGUF_SIGMOID = 2
+"""`expert_gating_func` of files whose routers score by sigmoids."""
+# Groups, and how many are chosen, of the models that were published, which older files leave out: V2 and V3.
+_GROUPS_OF = {160: (8, 3), 256: (8, 4)}
 _CLAMPED_SWIGLU = (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0))
 
 

@@ -83,6 +83,8 @@ def routed_experts(
 
 def clamped_experts(weights: Weights, hidden_size: int, config: MoEConfig) -> api.Experts:
     """This rank's part of the experts under `weights`, taken out of their two tensors."""
+    if not weights.has("experts.gate_up_proj"):
+        return _clamped_experts_apart(weights, hidden_size, config)
     num_experts, inner, group = config.num_experts, config.intermediate_size, weights.group
     gate_up = weights.whole("experts.gate_up_proj", (num_experts, hidden_size, 2 * inner))
     down = weights.whole("experts.down_proj", (num_experts, inner, hidden_size))
@@ -96,10 +98,36 @@ def clamped_experts(weights: Weights, hidden_size: int, config: MoEConfig) -> ap
     bias = weights.whole("experts.gate_up_proj_bias", (num_experts, 2 * inner))
     halves = [own_bias(bias[:, start::2], group) for start in (0, 1)]
     down_bias = weights.whole("experts.down_proj_bias", (num_experts, hidden_size))
+    return _clamped(weights, matrices, halves, down_bias, config)
+
+
+def _clamped_experts_apart(weights: Weights, hidden_size: int, config: MoEConfig) -> api.Experts:
+    """The same where gate, up and down lie apart, outputs before inputs, as in GGUF files."""
+    num_experts, inner, names = config.num_experts, config.intermediate_size, ExpertNames()
+    matrices = load_experts(
+        weights,
+        num_experts,
+        named_source(weights, names.gate, num_experts, (inner, hidden_size)),
+        named_source(weights, names.up, num_experts, (inner, hidden_size)),
+        named_source(weights, names.down, num_experts, (hidden_size, inner)),
+    )
+    biases = [weights.whole(f"experts.{name}.bias", (num_experts, inner)) for name in (names.gate, names.up)]
+    halves = [own_bias(bias, weights.group) for bias in biases]
+    down_bias = weights.whole(f"experts.{names.down}.bias", (num_experts, hidden_size))
+    return _clamped(weights, matrices, halves, down_bias, config)
+
+
+def _clamped(
+    weights: Weights,
+    matrices: tuple[tuple[api.ExpertMatrix, ...], api.ExpertMatrix],
+    biases: list[torch.Tensor],
+    down_bias: torch.Tensor,
+    config: MoEConfig,
+) -> api.Experts:
     return api.Experts(
         *matrices,
-        weights.on_device(torch.cat(halves, dim=1)),
+        weights.on_device(torch.cat(biases, dim=1)),
         # Ranks give summands: the bias is in the first one's.
-        weights.on_device(down_bias) if group.rank == 0 else None,
+        weights.on_device(down_bias) if weights.group.rank == 0 else None,
         api.GatedActivation("swiglu_clamped", config.swiglu_alpha, config.swiglu_limit),
     )

@@ -8,6 +8,8 @@ its bytes, so this works on packed types.
 
 from __future__ import annotations
 
+import logging
+import math
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +18,12 @@ import torch
 
 from tokenspeed.config.gguf import GGUFTensor, read_gguf
 from tokenspeed.config.model_error import ModelError
+from tokenspeed.weights import fp4
 from tokenspeed.weights.names import NameTable
 from tokenspeed.weights.reader import WeightReader
-from tokenspeed_kernel.api import BLOCK_FORMATS, PackedWeight, Weight
+from tokenspeed_kernel.api import BLOCK_FORMATS, PackedWeight, Weight, dequantize
+
+logger = logging.getLogger("tokenspeed.weights")
 
 _DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _PERMUTED_ARCHITECTURES = ("llama",)
@@ -41,6 +46,7 @@ class GGUFReader(WeightReader):
         architecture = self._file.metadata.get("general.architecture", "")
         self._names_table = NameTable(architecture)
         self._by_name = {self._names_table.checkpoint(name): tensor for name, tensor in self._file.tensors.items()}
+        self._told = False
         permuted = architecture in _PERMUTED_ARCHITECTURES
         self._permuted_heads = (
             {"self_attn.q_proj": heads.num_heads, "self_attn.k_proj": heads.num_kv_heads} if permuted else {}
@@ -54,20 +60,30 @@ class GGUFReader(WeightReader):
         return len(self._by_name)
 
     def has(self, name: str) -> bool:
-        return name in self._by_name
+        return name in self._by_name or self._halves(name) is not None
 
     def where(self, name: str) -> str:
         return f"{self._file.path}: tensor {self._names_table.gguf(name)!r}"
+
+    def files(self) -> list[Path]:
+        return [self._file.path]
 
     def _names(self) -> set[str]:
         return set(self._by_name)
 
     def _fetch(self, name: str, shape: tuple[int, ...]) -> Weight:
+        halves = self._halves(name)
+        if halves is not None:
+            self._used.update(halves)
+            if name not in self._by_name:
+                return self._joined(*halves)
         tensor = self._by_name[name]
         heads = self._permuted_heads.get(_module(name))
         if tensor.type in _DENSE:
             dense = self._bytes(tensor).view(_DENSE[tensor.type]).view(tensor.shape)
             return dense if heads is None else half_split_rows(dense, heads)
+        if tensor.type == "mxfp4":
+            return self._decoded(tensor)
         self._require_packed(name, tensor, 2)
         num_rows, num_columns = tensor.shape
         rows = self._bytes(tensor).view(num_rows, -1)
@@ -79,13 +95,46 @@ class GGUFReader(WeightReader):
         """Packed experts are rows after rows, so each one's bytes lie together."""
         self._require(name)
         tensor = self._by_name[name]
-        if tensor.type in _DENSE:
+        if tensor.type in _DENSE or tensor.type == "mxfp4":
             return super().read_stack(name, shape)
         self._require_packed(name, tensor, 3)
         self._require_shape(name, tensor.shape, shape)
         self._used.add(name)
         stacked = self._bytes(tensor).view(*shape[:2], -1)
         return [PackedWeight(rows, tensor.type, shape[1:]) for rows in stacked.unbind(0)]
+
+    def _halves(self, name: str) -> tuple[str, str] | None:
+        """Newer files of DeepSeek have kv_b_proj's keys, transposed, and values apart; some have all three."""
+        if not name.endswith("self_attn.kv_b_proj.weight"):
+            return None
+        prefix = self._names_table.gguf(name).removesuffix("attn_kv_b.weight")
+        keys, values = f"{prefix}attn_k_b.weight", f"{prefix}attn_v_b.weight"
+        return (keys, values) if keys in self._by_name and values in self._by_name else None
+
+    def _joined(self, keys: str, values: str) -> torch.Tensor:
+        """[H, latent, nope] and [H, value, latent] as [H * (nope + value), latent]."""
+        parts = [self._dense(keys).transpose(1, 2), self._dense(values)]
+        return torch.cat(parts, dim=1).flatten(0, 1)
+
+    def _dense(self, name: str) -> torch.Tensor:
+        """Any tensor's values, float32."""
+        tensor = self._by_name[name]
+        if tensor.type in _DENSE:
+            return self._bytes(tensor).view(_DENSE[tensor.type]).view(tensor.shape).float()
+        self._require_packed(name, tensor, 3)
+        rows = self._bytes(tensor).view(-1, tensor.nbytes // math.prod(tensor.shape[:-1]))
+        values = dequantize(PackedWeight(rows, tensor.type, (rows.shape[0], tensor.shape[-1])))
+        return values.view(tensor.shape).float()
+
+    def _decoded(self, tensor: GGUFTensor) -> torch.Tensor:
+        """A block of mxfp4 is its exponent, then sixteen bytes: the low nibbles are its first half."""
+        if not self._told:
+            self._told = True
+            logger.info("mxfp4 weights are decoded to bfloat16: no kernel here multiplies them as they are")
+        blocks = self._bytes(tensor).view(*tensor.shape[:-1], -1, 17)
+        codes = torch.cat([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], dim=-1)
+        pairs = codes[..., 0::2] | codes[..., 1::2] << 4
+        return fp4.decode_mxfp4(pairs.flatten(-2), blocks[..., 0])
 
     def _require_packed(self, name: str, tensor: GGUFTensor, num_dimensions: int) -> None:
         if tensor.type not in BLOCK_FORMATS or len(tensor.shape) != num_dimensions:

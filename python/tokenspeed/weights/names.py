@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 _TOP = {
@@ -41,6 +42,28 @@ _SPECIAL: dict[str, dict[str, str]] = {
         "mlp.experts.up_proj": "ffn_up_exps",
         "mlp.experts.down_proj": "ffn_down_exps",
     },
+    "deepseek2": {
+        "self_attn.q_a_proj": "attn_q_a",
+        "self_attn.q_a_layernorm": "attn_q_a_norm",
+        "self_attn.q_b_proj": "attn_q_b",
+        "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+        "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+        "self_attn.kv_b_proj": "attn_kv_b",
+        "mlp.gate": "ffn_gate_inp",
+        "mlp.experts.gate_proj": "ffn_gate_exps",
+        "mlp.experts.up_proj": "ffn_up_exps",
+        "mlp.experts.down_proj": "ffn_down_exps",
+        "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+        "mlp.shared_experts.up_proj": "ffn_up_shexp",
+        "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    },
+    "gpt-oss": {
+        "post_attention_layernorm": "post_attention_norm",
+        "mlp.router": "ffn_gate_inp",
+        "mlp.experts.gate_proj": "ffn_gate_exps",
+        "mlp.experts.up_proj": "ffn_up_exps",
+        "mlp.experts.down_proj": "ffn_down_exps",
+    },
     "gemma3": {
         "post_attention_layernorm": "post_attention_norm",
         "pre_feedforward_layernorm": "ffn_norm",
@@ -48,30 +71,55 @@ _SPECIAL: dict[str, dict[str, str]] = {
     },
 }
 
+# Whole names inside a layer that differ in their last part too.
+_WHOLE = {
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "self_attn.sinks": "attn_sinks.weight",
+}
+# Mixtral's older files have a tensor an expert: blk.3.ffn_gate.5.weight.
+_EXPERT_PARTS = {"w1": "ffn_gate", "w3": "ffn_up", "w2": "ffn_down"}
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight")
+_GGUF_EXPERT = re.compile(r"blk\.(\d+)\.(ffn_gate|ffn_up|ffn_down)\.(\d+)\.weight")
+
 
 class NameTable:
     """Names of one architecture. A name that the table does not know stays itself."""
 
     def __init__(self, architecture: str) -> None:
         layer = _LAYER | _SPECIAL.get(architecture, {})
-        self._to_gguf = _TOP, layer
-        self._to_checkpoint = _inverse(_TOP), _inverse(layer)
+        self._to_gguf = _TOP, layer, _WHOLE
+        self._to_checkpoint = _inverse(_TOP), _inverse(layer), _inverse(_WHOLE)
 
     def gguf(self, name: str) -> str:
         """The GGUF name of a checkpoint's."""
+        if expert := _EXPERT.fullmatch(name):
+            return f"blk.{expert[1]}.{_EXPERT_PARTS[expert[3]]}.{expert[2]}.weight"
         return _translate(name, *self._to_gguf, "model.layers.", "blk.")
 
     def checkpoint(self, name: str) -> str:
         """The checkpoint's name of a GGUF name."""
+        if expert := _GGUF_EXPERT.fullmatch(name):
+            part = _inverse(_EXPERT_PARTS)[expert[2]]
+            return f"model.layers.{expert[1]}.block_sparse_moe.experts.{expert[3]}.{part}.weight"
         return _translate(name, *self._to_checkpoint, "blk.", "model.layers.")
 
 
-def _translate(name: str, top: Mapping[str, str], layer: Mapping[str, str], prefix: str, new_prefix: str) -> str:
+def _translate(
+    name: str,
+    top: Mapping[str, str],
+    layer: Mapping[str, str],
+    whole: Mapping[str, str],
+    prefix: str,
+    new_prefix: str,
+) -> str:
     module, _, kind = name.rpartition(".")
     if module in top:
         return f"{top[module]}.{kind}"
-    _, _, rest = module.partition(prefix)
+    _, _, rest = name.partition(prefix)
     index, _, part = rest.partition(".")
+    if part in whole:
+        return f"{new_prefix}{index}.{whole[part]}"
+    part = part.rpartition(".")[0]
     return f"{new_prefix}{index}.{layer[part]}.{kind}" if part in layer else name
 
 
