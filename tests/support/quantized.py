@@ -154,6 +154,52 @@ def mxfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {"weight_packed": packed, "weight_scale": (exponents + 127).to(torch.uint8)}, dense
 
 
+def gptq(bits: int, group: int, v2: bool = False, symmetric: bool = True, ordered: bool = False) -> Quantizer:
+    """As GPTQ's tools write it: inputs before outputs, packed along the inputs; the first layout stores zero - 1."""
+    most = (1 << bits) - 1
+
+    def quantize(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        rows, columns = weight.shape
+        group_of = torch.arange(columns) // group
+        if ordered:
+            group_of = group_of[torch.randperm(columns, generator=torch.Generator().manual_seed(columns))]
+        scales, zeros = torch.empty(columns // group, rows), torch.empty(columns // group, rows)
+        for number in range(columns // group):
+            part = weight[:, group_of == number]
+            low, high = part.amin(dim=1).clamp(max=0), part.amax(dim=1).clamp(min=0)
+            scales[number] = ((high - low) / most).half().float()
+            zeros[number] = (-low / scales[number]).round().clamp(0, most)
+        if symmetric:
+            zeros[:] = (most + 1) // 2
+        of_column, zero_of_column = scales[group_of].T, zeros[group_of].T
+        values = (weight / of_column + zero_of_column).round().clamp(0, most)
+        tensors = {
+            "qweight": packed_words(values, bits).T.contiguous(),
+            "qzeros": packed_words(zeros.long() - (0 if v2 else 1) & most, bits),
+            "scales": scales.half(),
+            "g_idx": group_of.int(),
+        }
+        return tensors, (values - zero_of_column) * of_column
+
+    return quantize
+
+
+def awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """As AWQ's tools write it: inputs before outputs, packed along the outputs, in an order of its own."""
+    grouped = weight.unflatten(1, (-1, 32))
+    low, high = grouped.amin(dim=2).clamp(max=0), grouped.amax(dim=2).clamp(min=0)
+    scales = ((high - low) / 15).half().float()
+    zeros = (-low / scales).round().clamp(0, 15)
+    values = (grouped / scales[..., None] + zeros[..., None]).round().clamp(0, 15)
+
+    def packed(fields: torch.Tensor) -> torch.Tensor:
+        eights = fields.T.unflatten(1, (-1, 8))
+        return packed_words(torch.stack([eights[..., i] for i in (0, 2, 4, 6, 1, 3, 5, 7)], dim=2).flatten(1), 4)
+
+    tensors = {"qweight": packed(values.flatten(1)), "qzeros": packed(zeros), "scales": scales.T.half().contiguous()}
+    return tensors, ((values - zeros[..., None]) * scales[..., None]).flatten(1)
+
+
 def compressed(layout: str, kind: str, bits: int, rounds_inputs: bool = False) -> dict[str, Any]:
     """quantization_config of compressed-tensors with one group for all projections."""
     inputs = {"num_bits": bits, "type": kind, "dynamic": True, "strategy": "token"} if rounds_inputs else None
@@ -166,6 +212,8 @@ def compressed(layout: str, kind: str, bits: int, rounds_inputs: bool = False) -
     }
 
 
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+_AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 _PACKED4, _PACKED8 = compressed("pack-quantized", "int", 4), compressed("pack-quantized", "int", 8)
 SCHEMES: dict[str, Scheme] = {
     "fp8 with dynamic inputs": Scheme({"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8_tensor),
@@ -184,6 +232,12 @@ SCHEMES: dict[str, Scheme] = {
     "w8a16 with zero points": Scheme(_PACKED8, packed_int(8, 32, asymmetric=True), exact=False),
     "nvfp4": Scheme(compressed("nvfp4-pack-quantized", "float", 4), nvfp4(divides=True), exact=False),
     "modelopt nvfp4": Scheme({"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4(divides=False), exact=False),
+    "gptq": Scheme(_GPTQ, gptq(4, 32)),
+    "gptq with an order of columns": Scheme(_GPTQ | {"desc_act": True}, gptq(4, 32, ordered=True)),
+    "gptq v2": Scheme(_GPTQ | {"checkpoint_format": "gptq_v2"}, gptq(4, 32, v2=True, symmetric=False)),
+    "gptq with zero points": Scheme(_GPTQ | {"sym": False}, gptq(4, 32, symmetric=False)),
+    "gptq in 8 bits": Scheme(_GPTQ | {"bits": 8}, gptq(8, 32)),
+    "awq": Scheme(_AWQ, awq),
     "mxfp4": Scheme(compressed("mxfp4-pack-quantized", "float", 4), mxfp4),
 }
 

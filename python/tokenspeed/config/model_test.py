@@ -155,7 +155,13 @@ def test_gemma3_interleaves_windows_and_rotary_bases(tmp_path: Path) -> None:
         ({"architectures": None}, "'architectures' is missing"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization 'awq' is not supported"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantization 'aqlm' is not supported"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "3-bit gptq weights are not supported"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}},
+            "gptq checkpoint_format 'marlin' is not supported",
+        ),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "awq version 'gemv'"),
         ({"rope_scaling": {"rope_type": "axial"}}, "rope scaling 'axial' is not supported"),
         ({"rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]}}, "'mrope_section' .* is not supported"),
         ({"rope_scaling": {"rope_type": "longrope", "long_factor": [1]}}, "needs a list 'short_factor'"),
@@ -404,3 +410,20 @@ def test_unsupported_gguf_files_are_refused_by_name(
     with pytest.raises(ModelError, match=message) as raised:
         config_from_gguf(file)
     assert str(raised.value).startswith(str(tmp_path / "m.gguf"))
+
+
+def test_overrides_stand_in_for_values_of_config_json_and_are_remembered(tmp_path: Path) -> None:
+    source = folder_with(tmp_path, LLAMA)
+    plain = load_model_config(source)
+    changes = {"max_position_embeddings": 300, "rms_norm_eps": 0.5, "rope_parameters": {"rope_theta": 7.0}}
+    changed = load_model_config(source, changes)
+    assert (changed.max_position_embeddings, changed.rms_norm_eps, changed.rope_theta) == (300, 0.5, 7.0)
+    assert changed.hidden_size == plain.hidden_size and (plain.overrides, changed.overrides) == ({}, changes)
+    with pytest.raises(ModelError, match="FooForCausalLM is not supported"):
+        load_model_config(source, {"architectures": ["FooForCausalLM"]})
+
+
+def test_a_gguf_file_has_nothing_to_override() -> None:
+    source = ModelSource("gguf", embedded_model_path(), "test")
+    with pytest.raises(ModelError, match=r"--hf-overrides stand in for values of a config\.json"):
+        load_model_config(source, {"rope_theta": 1.0})

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from tokenspeed.config.model_error import ModelError
 
-WeightKind = Literal["fp8", "int8", "int4", "nvfp4", "mxfp4"]
+WeightKind = Literal["fp8", "int8", "int4", "nvfp4", "mxfp4", "gptq", "gptq_v2", "awq"]
+"""gptq, gptq_v2 and awq are layouts of int4 and int8; the parts themselves say how many bits."""
 
-METHODS = ("fp8", "compressed-tensors", "modelopt", "mxfp4")
+METHODS = ("fp8", "compressed-tensors", "modelopt", "mxfp4", "gptq", "awq")
 """Values of `quant_method` that are read; GGUF files bring their own."""
 
 
@@ -61,7 +62,14 @@ def quantization_from_json(values: Mapping[str, Any], where: str) -> Quantizatio
     if config is None:
         return None
     method = config.get("quant_method", "unnamed")
-    readers = {"fp8": _fp8, "compressed-tensors": _compressed, "modelopt": _modelopt, "mxfp4": _mxfp4}
+    readers = {
+        "fp8": _fp8,
+        "compressed-tensors": _compressed,
+        "modelopt": _modelopt,
+        "mxfp4": _mxfp4,
+        "gptq": _gptq,
+        "awq": _awq,
+    }
     if method not in readers:
         raise ModelError(
             f"{where}: quantization {method!r} is not supported ({', '.join(METHODS)}); "
@@ -89,6 +97,29 @@ def _modelopt(config: Mapping[str, Any], where: str) -> tuple[QuantGroup, ...]:
 
 def _mxfp4(config: Mapping[str, Any], where: str) -> tuple[QuantGroup, ...]:
     return (QuantGroup(("Linear",), "mxfp4", (0, 0), rounds_inputs=False),)
+
+
+def _gptq(config: Mapping[str, Any], where: str) -> tuple[QuantGroup, ...]:
+    layout = config.get("checkpoint_format") or ("marlin" if config.get("is_marlin_format") else "gptq")
+    if layout not in ("gptq", "gptq_v2"):
+        raise ModelError(f"{where}: gptq checkpoint_format {layout!r} is not supported (gptq, gptq_v2)")
+    _require_bits(config, "gptq", (4, 8), where)
+    return (QuantGroup(("Linear",), layout, (0, 0), rounds_inputs=False),)
+
+
+def _awq(config: Mapping[str, Any], where: str) -> tuple[QuantGroup, ...]:
+    version = str(config.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise ModelError(f"{where}: awq version {version!r} is not supported (gemm)")
+    _require_bits(config, "awq", (4,), where)
+    return (QuantGroup(("Linear",), "awq", (0, 0), rounds_inputs=False),)
+
+
+def _require_bits(config: Mapping[str, Any], method: str, supported: tuple[int, ...], where: str) -> None:
+    bits = config.get("bits", config.get("w_bit"))
+    if bits not in supported:
+        known = " and ".join(map(str, supported))
+        raise ModelError(f"{where}: {bits}-bit {method} weights are not supported ({known})")
 
 
 def _compressed(config: Mapping[str, Any], where: str) -> tuple[QuantGroup, ...]:

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -27,6 +28,10 @@ logger = logging.getLogger("tokenspeed.weights")
 # Parts of a module beside its weight that are read with it, or that say what inputs and caches are rounded to.
 _PARTS = (
     "weight_packed",
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
     "weight_scale",
     "weight_scale_inv",
     "weight_scale_2",
@@ -53,14 +58,22 @@ class QuantizedReader(WeightReader):
 
     @property
     def num_tensors(self) -> int:
-        return sum(name.endswith((".weight", ".weight_packed", ".bias", "_blocks")) for name in self._inner.names())
+        return sum(name.endswith(_COUNTED) for name in self._inner.names())
 
     def has(self, name: str) -> bool:
-        return any(self._inner.has(alias) for alias in (name, f"{_module(name)}.weight_packed", f"{name}_blocks"))
+        packed = name.endswith(".weight") and self._packed(_module(name)) is not None
+        return packed or self._inner.has(name) or self._inner.has(f"{name}_blocks")
 
     def where(self, name: str) -> str:
-        packed = f"{_module(name)}.weight_packed"
-        return self._inner.where(packed if name.endswith(".weight") and self._inner.has(packed) else name)
+        packed = self._packed(_module(name)) if name.endswith(".weight") else None
+        return self._inner.where(name if packed is None else f"{_module(name)}.{packed}")
+
+    def _packed(self, module: str) -> str | None:
+        """What the module's packed weight is called; None when it has none."""
+        return next((part for part in ("weight_packed", "qweight") if self._inner.has(f"{module}.{part}")), None)
+
+    def files(self) -> list[Path]:
+        return self._inner.files()
 
     def scalar(self, name: str) -> float | None:
         return self._inner.scalar(name)
@@ -75,9 +88,9 @@ class QuantizedReader(WeightReader):
         if not name.endswith(".weight"):
             return self._inner.read(name, shape)
         self._used.update(f"{module}.{part}" for part in _PARTS)
-        packed = self._inner.has(f"{module}.weight_packed")
-        stored = self._part(module, "weight_packed" if packed else "weight")
-        if not packed and stored.dtype in _DENSE:
+        packed = self._packed(module)
+        stored = self._part(module, packed or "weight")
+        if packed is None and stored.dtype in _DENSE:
             return self._dense(name, stored)
         group = self._quantization.group_of(module)
         if group is None:
@@ -100,6 +113,9 @@ class QuantizedReader(WeightReader):
             "int4": self._int4,
             "nvfp4": self._nvfp4,
             "mxfp4": self._mxfp4,
+            "gptq": self._gptq,
+            "gptq_v2": self._gptq,
+            "awq": self._awq,
         }
 
     def _dense(self, name: str, stored: torch.Tensor) -> Weight:
@@ -125,8 +141,13 @@ class QuantizedReader(WeightReader):
         if stored.dtype == torch.int32:
             values = (_fields(stored, 8) - 128)[:, : self._num_columns(module)].to(torch.int8)
         scales = _spread(self._part(module, "weight_scale"), values.shape, group.tile)
-        zeros = self._zeros(module, scales.shape, 8)
-        values, columns = self._sorted(module, values)
+        return self._in_8_bits(values, scales, self._zeros(module, scales.shape, 8), self._group_of_columns(module))
+
+    def _in_8_bits(
+        self, values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, groups: torch.Tensor | None
+    ) -> Weight:
+        """values: int8. zeros: signed. groups: of the columns, or None where they lie one after the other."""
+        values, columns = _sorted(values, groups)
         if zeros is not None and bool((zeros != 0).any()):
             if columns is not None:
                 raise ValueError("8-bit zero points with an order of columns")
@@ -138,8 +159,13 @@ class QuantizedReader(WeightReader):
     def _int4(self, module: str, stored: torch.Tensor, group: QuantGroup) -> Weight:
         values = _fields(stored, 4)[:, : self._num_columns(module)].to(torch.uint8)
         scales = _spread(self._part(module, "weight_scale"), values.shape, group.tile)
-        zeros = self._zeros(module, scales.shape, 4)
-        values, columns = self._sorted(module, values)
+        return self._in_4_bits(values, scales, self._zeros(module, scales.shape, 4), self._group_of_columns(module))
+
+    def _in_4_bits(
+        self, values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, groups: torch.Tensor | None
+    ) -> Weight:
+        """values: uint8 in [0, 16); the others as for 8 bits."""
+        values, columns = _sorted(values, groups)
         if block_size(values.shape[1], values.shape[1] // scales.shape[1]) is None:
             if columns is not None:
                 raise ValueError(f"groups of {values.shape[1] // scales.shape[1]} columns with an order of columns")
@@ -189,17 +215,30 @@ class QuantizedReader(WeightReader):
             zeros = _fields(zeros.T, bits).T[: shape[0]] - (1 << (bits - 1))
         return zeros.int().reshape(shape)
 
-    def _sorted(self, module: str, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Columns by their group, and where each was; None when they lie so already."""
-        if not self._inner.has(f"{module}.weight_g_idx"):
-            return values, None
-        group_of_column = self._part(module, "weight_g_idx")
-        if bool((group_of_column < 0).any()):
-            return values, None  # how compressed-tensors says that there is no order
-        order = torch.argsort(group_of_column, stable=True)
-        if torch.equal(order, torch.arange(len(order))):
-            return values, None
-        return values[:, order], order
+    def _gptq(self, module: str, stored: torch.Tensor, group: QuantGroup) -> Weight:
+        """Inputs before outputs, packed along the inputs; zero points along the outputs, less 1 in the first layout."""
+        scales, packed = self._part(module, "scales").T, self._part(module, "qzeros")
+        bits = 32 * packed.shape[1] // scales.shape[0]
+        half = 1 << (bits - 1)
+        values = _fields(stored.T.contiguous(), bits)
+        offset = 1 if group.kind == "gptq" else 0
+        zeros = ((_fields(packed, bits) + offset) & (2 * half - 1)).T.contiguous() - half
+        groups = self._part(module, "g_idx") if self._inner.has(f"{module}.g_idx") else None
+        zeros = zeros if bool((zeros != 0).any()) else None
+        scales = _spread(scales.contiguous(), values.shape, group.tile)
+        if bits == 8:
+            return self._in_8_bits((values - half).to(torch.int8), scales, zeros, groups)
+        return self._in_4_bits(values.to(torch.uint8), scales, zeros, groups)
+
+    def _awq(self, module: str, stored: torch.Tensor, group: QuantGroup) -> Weight:
+        """Inputs before outputs, packed along the outputs, eight of them to a word in an order of their own."""
+        values, zeros = (_awq_fields(words).T.contiguous() for words in (stored, self._part(module, "qzeros")))
+        scales = _spread(self._part(module, "scales").T.contiguous(), values.shape, group.tile)
+        return self._in_4_bits(values.to(torch.uint8), scales, zeros - 8, None)
+
+    def _group_of_columns(self, module: str) -> torch.Tensor | None:
+        has = self._inner.has(f"{module}.weight_g_idx")
+        return self._part(module, "weight_g_idx") if has else None
 
     def _num_columns(self, module: str) -> int:
         return int(self._part(module, "weight_shape")[1])
@@ -220,6 +259,7 @@ class QuantizedReader(WeightReader):
             logger.info(what)
 
 
+_COUNTED = (".weight", ".weight_packed", ".qweight", ".bias", "_blocks")
 _ONLINE = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 _DENSE = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -231,6 +271,21 @@ def _module(name: str) -> str:
 def is_projection(name: str, shape: Sequence[int]) -> bool:
     """What is quantized on loading: not embeddings, heads, or routers, which are small or sensitive."""
     return len(shape) == 2 and name.endswith(_ONLINE)
+
+
+def _sorted(values: torch.Tensor, groups: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Columns by their group, and where each was; None when they lie so already."""
+    # Negative groups are how compressed-tensors says that there is no order.
+    if groups is None or bool((groups < 0).any()) or bool((groups[1:] >= groups[:-1]).all()):
+        return values, None
+    order = torch.argsort(groups, stable=True)
+    return values.index_select(1, order), order
+
+
+def _awq_fields(words: torch.Tensor) -> torch.Tensor:
+    """int32 [M, N / 8] words to [M, N]: the fields of a word are outputs 0, 2, 4, 6, 1, 3, 5, 7, the lowest first."""
+    fields = _fields(words, 4).unflatten(1, (-1, 8))
+    return fields[..., [0, 4, 1, 5, 2, 6, 3, 7]].flatten(1)
 
 
 def _with_columns(weight: PackedWeight, columns: torch.Tensor | None) -> PackedWeight:
