@@ -25,12 +25,14 @@ class Gpu:
 @dataclass(frozen=True)
 class Hardware:
     """`num_cpus`: cores this process may use. `available_ram_bytes`: what may be taken without swapping.
-    `gpus`: what the driver reports. `torch_cuda`: the CUDA version of the installed torch, None for a CPU build."""
+    `gpus`: what the driver reports. `torch_cuda`: the CUDA version of the installed torch, None for a CPU build.
+    `flashinfer`: whether its package is installed."""
 
     num_cpus: int
     available_ram_bytes: int
     gpus: tuple[Gpu, ...]
     torch_cuda: str | None
+    flashinfer: bool = False
 
     @property
     def usable_gpus(self) -> tuple[Gpu, ...]:
@@ -39,7 +41,8 @@ class Hardware:
 
 def detect() -> Hardware:
     """Look at the machine; takes milliseconds."""
-    return Hardware(_num_cpus(), _available_ram_bytes(), _gpus(), torch_cuda_version())
+    flashinfer = importlib.util.find_spec("flashinfer") is not None
+    return Hardware(_num_cpus(), _available_ram_bytes(), _gpus(), torch_cuda_version(), flashinfer)
 
 
 def torch_cuda_version() -> str | None:
