@@ -22,9 +22,11 @@ from tokenspeed.models.registry import model_class
 from tokenspeed.models.shortage import Shortage
 from tokenspeed.parallel import Group
 from tokenspeed.weights import Weights
+from tokenspeed.weights.checksums import check_sums
 from tokenspeed.weights.formats import LoadPlan, open_weights, tell_inputs
 from tokenspeed.weights.kv_format import KVFormat
 from tokenspeed.weights.progress import Progress
+from tokenspeed.weights.read_ahead import ReadAhead
 
 # Tensors that checkpoints carry beside the weights: tables that are computed here, and copies of tied weights.
 _COMPUTED = ("rotary_emb.inv_freq", "rope_freqs.weight")
@@ -32,11 +34,13 @@ _COMPUTED = ("rotary_emb.inv_freq", "rope_freqs.weight")
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """quantization: of the weights. extra: for load formats that the user brings. kv: how keys and values are kept."""
+    """quantization: of the weights. extra: for load formats that the user brings. kv: how keys and values are kept.
+    num_read_ahead: threads that read files ahead of the loader."""
 
     quantization: Quantization | None
     extra: Mapping[str, Any]
     kv: KVFormat
+    num_read_ahead: int = 0
 
 
 def load_model(
@@ -56,8 +60,8 @@ def load_model(
     checkpoint says and a cache in `dtype`. progress: where the bar goes, by default stderr.
     group: the ranks that share the model, by default this one alone.
 
-    Raises ModelError: missing, damaged or surplus weights, wrong shapes, too little memory, ranks that do not
-    divide the heads.
+    Raises ModelError: missing, damaged or surplus weights, wrong checksums or shapes, too little memory, ranks that do
+    not divide the heads.
     """
     ranks = group or Group()
     page = model_class(config.architecture)
@@ -65,11 +69,13 @@ def load_model(
     chosen = options or LoadOptions(config.quantization, {}, KVFormat(dtype, False, None))
     where = torch.device(device)
     reader = open_weights(source, config, LoadPlan(load_format, chosen.quantization, chosen.extra, where))
+    check_sums(reader.files())
     tell_inputs(chosen.quantization, where, dtype)
     bar = Progress("Loading weights", reader.num_tensors, progress)
     shortage = Shortage(source, where)
     try:
-        model = page(config, Weights(reader, where, dtype, ranks, bar, chosen.kv))
+        with ReadAhead(reader.files(), chosen.num_read_ahead):
+            model = page(config, Weights(reader, where, dtype, ranks, bar, chosen.kv))
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise

@@ -8,6 +8,7 @@ maps files and copies nothing that it need not; one thread uses it, while a mode
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 import torch
 
@@ -58,6 +59,10 @@ class WeightReader(ABC):
         whole = self.read(name, shape)
         assert isinstance(whole, torch.Tensor)  # packed weights are matrices
         return list(whole.unbind(0))
+
+    def files(self) -> list[Path]:
+        """The files that the tensors are read from, in about the order in which a model asks for them."""
+        return []
 
     def scalar(self, name: str) -> float | None:
         """The value of a tensor with one element; None when there is none of this name."""

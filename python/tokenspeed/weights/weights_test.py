@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import io
 import json
+import mmap
+import os
+import threading
+import time
 from pathlib import Path
 
 import gguf
@@ -17,9 +23,11 @@ from tokenspeed.config.gguf import read_gguf
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import embedded_model_path
 from tokenspeed.parallel import Group
+from tokenspeed.weights.checksums import check_sums
 from tokenspeed.weights.gguf_reader import GGUFReader, HeadCounts, half_split_rows
 from tokenspeed.weights.names import NameTable
 from tokenspeed.weights.progress import Progress
+from tokenspeed.weights.read_ahead import ReadAhead
 from tokenspeed.weights.safetensors_reader import SafetensorsReader
 from tokenspeed.weights.shard import own_columns, own_rows, stack
 from tokenspeed_kernel.api import PackedWeight, Weight
@@ -170,3 +178,57 @@ def test_progress_draws_a_bar_on_a_terminal_only() -> None:
     assert quiet.getvalue().count("\n") == 1
     assert "1/2" in live.getvalue()
     assert live.getvalue().endswith("Loading: 2 tensors in 0.0 s\n")
+
+
+def resident_pages(file: Path) -> int:
+    """Pages of the file that are in memory, by mincore(2)."""
+    with file.open("rb") as data, mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), pages) == 0
+        return sum(page & 1 for page in pages)
+
+
+def test_files_are_read_ahead_whole_and_one_that_is_not_there_harms_nobody(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a", "b", "gone")]
+    for file in files:
+        file.write_bytes(bytes(40 << 20))
+        with file.open("rb") as data:
+            os.fsync(data.fileno())
+            os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    ahead = ReadAhead(files, 2)
+    files[2].unlink()
+    ahead.wait()
+    deadline_s = time.monotonic() + 20
+    while any(resident_pages(file) * mmap.PAGESIZE < 40 << 20 for file in files[:2]):
+        assert time.monotonic() < deadline_s, "the system reads on by itself"
+        time.sleep(0.05)
+
+
+def test_reading_ahead_ends_with_the_loader(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    with file.open("wb") as data:
+        data.truncate(1 << 40)  # a hole: it could go on for long
+    with ReadAhead([file], 3):
+        pass
+    assert not [thread for thread in threading.enumerate() if thread.name == "read-ahead"]
+
+
+@pytest.mark.parametrize("form", ["SHA256SUMS", "a.bin.sha256", "a.bin.sha256 alone"])
+def test_a_file_that_is_not_what_its_checksum_says_is_named(tmp_path: Path, form: str) -> None:
+    good, other = tmp_path / "a.bin", tmp_path / "b.bin"
+    good.write_bytes(b"weights")
+    other.write_bytes(b"others")
+    want = hashlib.sha256(b"weights").hexdigest()
+    line = {"SHA256SUMS": f"{want} *./a.bin\n\n", "a.bin.sha256": f"{want.upper()}  a.bin\n"}.get(form, want)
+    (tmp_path / form.removesuffix(" alone")).write_text(line)
+    check_sums([good, other])
+    good.write_bytes(b"weight5")
+    with pytest.raises(ModelError, match=rf"a\.bin: wrong SHA-256 [0-9a-f]{{64}}, .* says {want}; download it again"):
+        check_sums([good, other])
+
+
+def test_checksums_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "SHA256SUMS").write_text("\nabc  a.bin\n")
+    with pytest.raises(ModelError, match=r"SHA256SUMS: line 2 is no SHA-256"):
+        check_sums([tmp_path / "a.bin"])
