@@ -76,7 +76,7 @@ def likeliest(model: transformers.LlamaForCausalLM, tokens: list[int]) -> list[i
     return choices
 
 
-@pytest.mark.parametrize("name", ["fp8 in tiles", "w8a8 int8", "w4a16 with an order of columns", "mxfp4"])
+@pytest.mark.parametrize("name", ["fp8 in tiles", "w8a8 int8", "w4a16 with an order of columns", "mxfp4", "awq"])
 def test_greedy_tokens_of_a_quantized_checkpoint_equal_transformers(name: str, tmp_path: Path) -> None:
     theirs = make_model(tmp_path)
     theirs.load_state_dict(quantize_folder(tmp_path, SCHEMES[name]), strict=False)
@@ -144,6 +144,10 @@ def overwrite_header(folder: Path) -> None:
     file.write_bytes(content)
 
 
+def tell_another_checksum(folder: Path) -> None:
+    (folder / "SHA256SUMS").write_text(f"{'0' * 64}  model.safetensors\n")
+
+
 def lose_a_shard(folder: Path) -> None:
     index = {"weight_map": dict.fromkeys(load_file(folder / "model.safetensors"), "model-00002-of-00002.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -164,6 +168,7 @@ TABLE: dict[str, tuple[Damage, dict[str, Any], tuple[str, ...]]] = {
     "no weights at all": (lambda folder: (folder / "model.safetensors").unlink(), {}, ("no *.safetensors", "download")),
     "truncated file": (cut, {}, ("model.safetensors", "truncated", "download it again")),
     "damaged header": (overwrite_header, {}, ("model.safetensors", "not a safetensors file", "download it again")),
+    "wrong checksum": (tell_another_checksum, {}, ("model.safetensors", "wrong SHA-256", "download it again")),
     "wrong shape": (change_config(intermediate_size=128), {}, ("model.safetensors", "[256, 128]", "[128, 128]")),
     "wrong dtype": (
         change_tensors(lambda tensors: tensors.update({UP: tensors[UP].to(torch.int32)})),
@@ -181,9 +186,9 @@ TABLE: dict[str, tuple[Damage, dict[str, Any], tuple[str, ...]]] = {
         ("model.safetensors", "q_proj.bias", "has no place"),
     ),
     "unsupported quantization": (
-        change_config(quantization_config={"quant_method": "awq"}),
+        change_config(quantization_config={"quant_method": "aqlm"}),
         {},
-        ("config.json", "'awq' is not supported", "use a GGUF file"),
+        ("config.json", "'aqlm' is not supported", "use a GGUF file"),
     ),
     "unsupported bits": (
         change_config(

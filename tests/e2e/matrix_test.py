@@ -31,7 +31,7 @@ def told(engine: Engine) -> Told:
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    with Engine(max_num_seqs=32, max_total_tokens=32 * 512, max_model_len=1024) as running:
+    with Engine(deterministic=True, max_num_seqs=32, max_total_tokens=32 * 512, max_model_len=1024) as running:
         yield running
 
 
@@ -46,7 +46,7 @@ def expected(engine: Engine) -> Told:
 )
 def test_chunks_blocks_and_overlap_change_nothing(expected: Told, chunk: int, block: int, depth: int) -> None:
     settings: dict[str, Any] = {"chunked_prefill_size": chunk, "block_size": block, "overlap_depth": depth}
-    with Engine(max_num_seqs=8, max_total_tokens=8192, max_model_len=1024, **settings) as engine:
+    with Engine(deterministic=True, max_num_seqs=8, max_total_tokens=8192, max_model_len=1024, **settings) as engine:
         cold, warm = told(engine), told(engine)
     assert cold == expected, "another engine, cold"
     assert warm == expected, "the same prompts from the cache"

@@ -139,21 +139,34 @@ def test_a_forced_tool_is_called_with_arguments_that_its_schema_allows(client: o
         ({"guided_json": {"uniqueItems": True}}, "guided_json", "invalid_schema"),
         ({"regex": "(unclosed"}, "regex", "invalid_regex"),
         ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", "conflicting_parameters"),
-        ({"ebnf": "root ::= missing"}, None, "grammar_error"),
-        ({"structural_tag": {"format": {"type": "no_such_format"}}}, None, "grammar_error"),
-        ({"custom_logit_processor": "{}"}, None, "unsupported"),
+        ({"ebnf": "root ::= missing"}, "ebnf", "grammar_error"),
+        ({"ebnf": "root ::= root"}, "ebnf", "grammar_error"),
+        ({"guided_regex": "[^\\s\\S]"}, "guided_regex", "grammar_error"),
+        ({"structural_tag": {"format": {"type": "no_such_format"}}}, "structural_tag", "grammar_error"),
+        ({"custom_logit_processor": "{}"}, "custom_logit_processor", "unsupported"),
         ({"tools": TOOLS, "tool_choice": "required", "regex": "a"}, "tool_choice", "conflicting_parameters"),
     ],
     ids=lambda value: str(value)[:32],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_bad_constraint_is_400_before_any_token_and_the_next_request_works(
+def test_a_bad_constraint_is_400_and_the_next_request_works(
     server: Server, extra: dict[str, Any], param: str | None, code: str, stream: bool
 ) -> None:
     status, body = server.post("/v1/chat/completions", {"messages": ASK, "stream": stream, "max_tokens": 8, **extra})
     assert (status, body["error"]["code"], body["error"]["param"]) == (400, code, param), body
     status, body = server.post("/v1/chat/completions", {"messages": ASK, "max_tokens": 8, "regex": "ok"})
     assert (status, body["choices"][0]["message"]["content"]) == (200, "ok")
+
+
+def test_an_output_that_its_constraint_leads_to_a_dead_end_is_an_error_and_no_answer(server: Server) -> None:
+    body = {"messages": ASK, "structured_outputs": {"regex": "a[^\\s\\S]"}}
+    status, answer = server.post("/v1/chat/completions", body)
+    error = answer["error"]
+    assert (status, error["code"], error["param"]) == (400, "grammar_dead_end", "structured_outputs.regex"), answer
+    client = openai.OpenAI(base_url=server.base_url + "/v1", api_key="unused", max_retries=0)
+    with pytest.raises(openai.APIError, match="no token of this model's vocabulary continues"):
+        list(client.completions.create(model="x", prompt="x", stream=True, extra_body={"regex": "a[^\\s\\S]"}))
+    assert server.post("/v1/completions", {"prompt": "x", "regex": "ok"})[1]["choices"][0]["text"] == "ok"
 
 
 def test_a_pathological_expression_ends_and_harms_nobody(server: Server) -> None:

@@ -17,7 +17,7 @@ from tokenspeed.cli import _proc
 from tokenspeed.cli.replicas import Replicas
 from tokenspeed.cli.supervisor import Supervisor, SupervisorConfig
 from tokenspeed.config import hardware
-from tokenspeed.config.flags import FlagError, ParsedFlags, help_text, parse_flags
+from tokenspeed.config.flags import FlagError, ParsedFlags, help_text, json_object, parse_flags
 from tokenspeed.config.flags_table import ENGINE_FLAGS, SUPERVISOR_FLAGS
 from tokenspeed.config.gateway import TABLE as GATEWAY_FLAGS
 from tokenspeed.config.gateway import GatewayConfig, parse_launch
@@ -150,7 +150,7 @@ def _headless(split: Split) -> int:
         raise FlagError(split.gateway_words[0], "no such flag of an engine (see `ts serve --help`)")
     values = split.engine.values
     source = _resolve_source(values)
-    model_config = load_model_config(source)
+    model_config = load_model_config(source, json_object(values, "hf_overrides"))
     machine = hardware.detect()
     config = resolve(values, machine, model_config)
     if config.parallel.data_rank is None:
@@ -173,7 +173,7 @@ def _supervised(split: Split) -> int:
     # Everything that can be refused is refused now, while there is one line of output and no process.
     parse_launch([*gateway_words, "--model-path", "."])
     source = _resolve_source(values)
-    parallel = resolve(values, hardware.detect(), load_model_config(source)).parallel
+    parallel = resolve(values, hardware.detect(), load_model_config(source, json_object(values, "hf_overrides"))).parallel
     if "data_parallel_rank" in split.engine.given:
         raise FlagError("--data-parallel-rank", "is for --headless; here all replicas are started")
     gateway_words += ["--model-path", str(source.path)]
@@ -234,6 +234,9 @@ def gateway_arguments(split: Split, worker_url: str) -> list[str]:
             words += [name, value]
     if split.engine.values["enable_trace"]:
         words += ["--enable-trace", "--otlp-traces-endpoint", split.engine.values["otlp_traces_endpoint"]]
+    preferred = split.engine.values["preferred_sampling_params"]
+    if preferred is not None:
+        words += ["--preferred-sampling-params", preferred]
     if "--disable-retries" not in given:
         words.append("--disable-retries")  # one engine: there is nobody else to try
     if "--worker-urls" in given:

@@ -8,6 +8,7 @@ turn into one line on stderr and exit status 2. The table itself is in `flags_ho
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -131,6 +132,18 @@ def defaults(table: Iterable[Flag]) -> dict[str, Any]:
         else:
             values[flag.dest] = flag.default
     return values
+
+
+def json_object(values: Mapping[str, Any], dest: str) -> dict[str, Any]:
+    """The object that a flag's text holds; empty when it was not given. Raises FlagError."""
+    text, name = values[dest], "--" + dest.replace("_", "-")
+    try:
+        value = json.loads(text) if text else {}
+    except ValueError as error:
+        raise FlagError(name, f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise FlagError(name, "must be a JSON object")
+    return value
 
 
 def help_text(table: Iterable[Flag]) -> str:

@@ -49,13 +49,28 @@ MODEL_FLAGS: tuple[Flag, ...] = (
         "with the model's source and configuration before them and must be a tokenspeed.weights.WeightReader.",
     ),
     _flag(
+        "--weight-loader-prefetch-num-threads",
+        "int",
+        8,
+        _MODEL,
+        "Threads that have the checkpoint's files read ahead of the loader; 0: none.",
+    ),
+    _flag("--disable-weight-loader-prefetch-checkpoints", "switch", False, _MODEL, "The same as 0 of these threads."),
+    _flag(
         "--quantization",
         "str",
         None,
         _MODEL,
         "fp8 or w8a8_fp8 quantizes a dense checkpoint while it loads. A checkpoint that is quantized says itself how; "
         "the flag may repeat it.",
-        ("fp8", "mxfp4", "nvfp4", "w8a8_fp8", "compressed-tensors"),
+        ("fp8", "mxfp4", "nvfp4", "w8a8_fp8", "compressed-tensors", "gptq", "awq"),
+    ),
+    _flag(
+        "--hf-overrides",
+        "str",
+        None,
+        _MODEL,
+        'JSON object of values in place of those in the model\'s config.json: {"max_position_embeddings": 65536}.',
     ),
     _flag("--revision", "str", None, _MODEL, "Branch, tag or commit of a hub model."),
     _flag("--download-dir", "str", None, _MODEL, "Where downloads are kept."),
@@ -187,8 +202,17 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "auto",
         _DEVICE,
         "What draws tokens. auto: the best kernels here; it never means greedy. triton, triton_full: Triton's (every "
-        "backend honours every parameter). greedy: every request takes the likeliest token.",
+        "backend honours every parameter). flashinfer, flashinfer_full: FlashInfer's filters with this engine's noise, "
+        "where its package is installed. greedy: every request takes the likeliest token.",
         ("auto", "greedy", "triton", "triton_full", "flashinfer", "flashinfer_full"),
+    ),
+    _flag(
+        "--preferred-sampling-params",
+        "str",
+        None,
+        _DEVICE,
+        'JSON object of sampling parameters for requests that do not say them: {"temperature": 0.6, "top_p": 0.95}. '
+        "Before those of the model's generation_config.json.",
     ),
     _flag("--seed", "int", None, _DEVICE, "Base of the seeds of requests that bring none; random when not given."),
 )
@@ -299,6 +323,20 @@ _OUTPUT = "Output and logs"
 OUTPUT_FLAGS: tuple[Flag, ...] = (
     _flag("--stream-interval", "int", 1, _OUTPUT, "Tokens gathered before a stream hands them on."),
     _flag("--stream-output", "switch", False, _OUTPUT, "AsyncLLM yields new text only, not the text so far."),
+    _flag(
+        "--input-logprob-chunk-tokens",
+        "int",
+        256,
+        _OUTPUT,
+        "Tokens of a prompt whose logprobs are computed at a time: a row of logits each.",
+    ),
+    _flag(
+        "--enable-nan-detection",
+        "switch",
+        False,
+        _OUTPUT,
+        "A request whose logits hold NaN ends with a numerical error, and num_nan_aborted_requests counts it.",
+    ),
     _flag("--enable-output-logprobs", "switch", False, _OUTPUT, "Logprobs for requests that ask. Always so here."),
     _flag(
         "--log-level",
@@ -388,7 +426,6 @@ NOTHING_FLAGS: tuple[Flag, ...] = tuple(
         "--disable-cudagraph-memory-reserve",
         "--disable-sampling-tp-sync",
         "--disable-replay-ssm",
-        "--disable-weight-loader-prefetch-checkpoints",
         "--mla-disable-ragged",
         "--disable-autotune --disable-flashinfer-autotune",
     )

@@ -83,18 +83,13 @@ _KERNELS = (
     _no("--numerics", "str", "auto", _NUMERICS),
     _no("--layer-boundary-norm", "str", "fused", _NUMERICS),
     _no("--logprob-order", "str", "torch", _NUMERICS),
-    _no("--enable-nan-detection", "switch", False, "this release does not look for NaN in logits"),
     _no("--enable-nvtx", "switch", False, "this release has no NVTX ranges"),
-    _no("--input-logprob-chunk-tokens", "int", 256, "this release has no prompt logprobs"),
 )
 
 _WEIGHTS = (
     _no("--tokenizer-mode", "str", "auto", "there is one tokenizer implementation"),
     _no("--trust-remote-code", "bool", False, "code of a model repository is never run"),
-    _no("--hf-overrides", "str", "{}", "change the model's config.json instead"),
     _no("--ext-yaml", "str", None, "flags come from the command line"),
-    _no("--weight-loader-prefetch-num-threads", "int", 8, "weights are mapped, not read ahead"),
-    _no("--preferred-sampling-params", "str", None, "clients say their sampling parameters"),
     _no("--mamba-ssm-dtype", "str", "float32", _ARCHITECTURE),
     _no("--enable-replay-ssm", "switch", True, _ARCHITECTURE),
     _no(

@@ -9,13 +9,13 @@ value raises `FlagError`, which the command turns into one line on stderr and ex
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenspeed.config.curve import GatewayCurve, gateway_curve
-from tokenspeed.config.flags import Flag, FlagError, Kind, help_text, parse_flags
+from tokenspeed.config.flags import Flag, FlagError, Kind, help_text, json_object, parse_flags
 from tokenspeed.config.gateway_history import HISTORY_FLAGS, HISTORY_RANGES, HistoryConfig, history_config
 from tokenspeed.config.gateway_http import (
     HTTP_FLAGS,
@@ -30,6 +30,7 @@ from tokenspeed.config.gateway_http import (
 )
 from tokenspeed.config.gateway_refused import REFUSED
 from tokenspeed.config.member import Member
+from tokenspeed.config.sampling import preferred_params
 
 POLICY_NAMES = (
     "random",
@@ -121,6 +122,8 @@ class GatewayConfig:
     """A folder, a GGUF file or a hub id: where the tokenizer and the chat template come from, and a name."""
     model_aliases: tuple[str, ...]
     tokenizer_path: str | None
+    preferred_sampling: Mapping[str, Any]
+    """Parameters of requests that do not say them, before the model's own defaults."""
     chat_template: str | None
     """A file that replaces the model's own template."""
     reasoning_parser: str
@@ -201,6 +204,13 @@ HONOURED: tuple[Flag, ...] = (
     _flag("--dp-aware", "switch", False, _ROUTING, "each request goes to the idlest rank; that is always so"),
     _flag("--model-path --model", "str", None, _MODEL, "folder, GGUF file or hub id; default: the embedded model"),
     _flag("--model-alias", "append", (), _MODEL, "another name that requests may use for the model"),
+    _flag(
+        "--preferred-sampling-params",
+        "str",
+        None,
+        _MODEL,
+        "JSON object of sampling parameters for requests that do not say them",
+    ),
     _flag("--tokenizer-path", "str", None, _MODEL, "folder or file of the tokenizer, if not the model's"),
     _flag("--chat-template", "str", None, _MODEL, "file with a Jinja chat template, if not the model's"),
     _flag("--reasoning-parser", "str", "auto", _MODEL, "how reasoning is told apart; auto: by the template; none"),
@@ -291,6 +301,7 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
         model_path=values["model_path"],
         model_aliases=tuple(values["model_alias"]),
         tokenizer_path=values["tokenizer_path"],
+        preferred_sampling=preferred_params(json_object(values, "preferred_sampling_params")),
         chat_template=values["chat_template"],
         reasoning_parser=values["reasoning_parser"],
         tool_call_parser=values["tool_call_parser"],

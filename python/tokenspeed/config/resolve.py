@@ -7,17 +7,17 @@ by measuring (how many KV blocks fit) is computed by the engine from `MemoryConf
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from tokenspeed.config.curve import EngineCurve, engine_curve
-from tokenspeed.config.flags import FlagError
+from tokenspeed.config.flags import FlagError, json_object
 from tokenspeed.config.hardware import Hardware
 from tokenspeed.config.operations import OperationsConfig, operations_of
 from tokenspeed.config.parallel import ParallelConfig, parallel_of, replica_values
 from tokenspeed.config.quantization import GGUF_TYPES, QuantGroup, Quantization
+from tokenspeed.config.sampling import preferred_params
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
@@ -64,13 +64,14 @@ class DeviceConfig:
 @dataclass(frozen=True)
 class LoaderConfig:
     """quantization: of the weights, as the checkpoint and `--quantization` say together. extra: for load formats that
-    the user brings."""
+    the user brings. num_read_ahead: threads that read files ahead of the loader."""
 
     load_format: str
     tokenizer: str | None
     """Where the tokenizer is, when it is not the model's."""
     quantization: Quantization | None
     extra: Mapping[str, Any]
+    num_read_ahead: int
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,15 @@ class GraphConfig:
     padded: bool
     prefill_sizes: tuple[int, ...]
     most_prefill_tokens: int | None
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """detects_nan: whether logits are looked at for NaN, which ends a request. scored_at_once: rows of logits of a
+    prompt that exist at the same time while its own tokens are scored."""
+
+    detects_nan: bool
+    scored_at_once: int
 
 
 @dataclass(frozen=True)
@@ -170,8 +180,11 @@ class LaneConfig:
 
 @dataclass(frozen=True)
 class OfflineConfig:
+    """preferred_params: sampling parameters of requests that do not say them."""
+
     skip_tokenizer_init: bool
     stream_output: bool
+    preferred_params: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -183,6 +196,7 @@ class Config:
     memory: MemoryConfig
     scheduler: SchedulerLimits
     graphs: GraphConfig
+    sampling: SamplingConfig
     admission: AdmissionConfig
     grammar: GrammarConfig
     log: LogConfig
@@ -205,7 +219,7 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
     model.check_ranks(parallel.tensor_size)
     return Config(
         device=DeviceConfig(
-            parallel.devices[0], dtype, _num_threads(raw, hardware, parallel), _overrides(raw, on_cpu)
+            parallel.devices[0], dtype, _num_threads(raw, hardware, parallel), _overrides(raw, hardware, on_cpu)
         ),
         parallel=parallel,
         loader=_loader(raw, model),
@@ -213,6 +227,7 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
         memory=_memory(raw, on_cpu),
         scheduler=scheduler,
         graphs=_graphs(raw, on_cpu, scheduler),
+        sampling=SamplingConfig(raw["enable_nan_detection"], _at_least(raw, "input_logprob_chunk_tokens", 1)),
         admission=_admission(raw, model, max_model_len, parallel.tensor_size),
         grammar=_grammar(raw),
         log=LogConfig(
@@ -230,21 +245,26 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
             _within(raw, "zmq_engine_index", 0, 65535),
             engine_curve(raw["zmq_curve_secret_key_file"], raw["zmq_curve_server_key"]),
         ),
-        offline=OfflineConfig(raw["skip_tokenizer_init"], raw["stream_output"]),
+        offline=OfflineConfig(
+            raw["skip_tokenizer_init"],
+            raw["stream_output"],
+            preferred_params(json_object(raw, "preferred_sampling_params")),
+        ),
     )
 
 
-def _overrides(raw: Mapping[str, Any], on_cpu: bool) -> tuple[str, ...]:
+def _overrides(raw: Mapping[str, Any], hardware: Hardware, on_cpu: bool) -> tuple[str, ...]:
     """Of kernels; named sampling backends are some of them."""
     backend, named = raw["sampling_backend"], tuple(raw["kernel_override"])
     if backend in ("auto", "greedy"):
         return named
-    if backend.startswith("flashinfer"):
-        raise FlagError(
-            "--sampling-backend", f"{backend}: its noise depends on the batch, not on the request; use auto"
-        )
     if on_cpu:
         raise FlagError("--sampling-backend", f"{backend} needs a GPU; use auto")
+    if backend.startswith("flashinfer"):
+        if not hardware.flashinfer:
+            message = f"{backend}: the package flashinfer-python is not installed; install it or use auto"
+            raise FlagError("--sampling-backend", message)
+        return ("sampling.sample=flashinfer", *named)
     return ("sampling.sample=triton", "sampling.penalties=triton", *named)
 
 
@@ -301,16 +321,16 @@ def _dtype(raw: Mapping[str, Any], model: ModelFacts, on_cpu: bool) -> Dtype:
 
 
 def _loader(raw: Mapping[str, Any], model: ModelFacts) -> LoaderConfig:
-    load_format, text = raw["load_format"], raw["model_loader_extra_config"]
-    try:
-        extra = json.loads(text) if text else {}
-    except ValueError as error:
-        raise FlagError("--model-loader-extra-config", f"not JSON: {error}") from None
-    if not isinstance(extra, dict):
-        raise FlagError("--model-loader-extra-config", "must be a JSON object")
+    load_format, extra = raw["load_format"], json_object(raw, "model_loader_extra_config")
     if bool(extra) != (load_format == "extensible"):
         raise FlagError("--model-loader-extra-config", "goes with --load-format extensible, and that needs it")
-    return LoaderConfig(load_format, raw["tokenizer"], _quantization(raw["quantization"], model.quantization), extra)
+    threads = 0 if raw["disable_weight_loader_prefetch_checkpoints"] else _prefetch_threads(raw)
+    quantization = _quantization(raw["quantization"], model.quantization)
+    return LoaderConfig(load_format, raw["tokenizer"], quantization, extra, threads)
+
+
+def _prefetch_threads(raw: Mapping[str, Any]) -> int:
+    return _within(raw, "weight_loader_prefetch_num_threads", 0, 256)
 
 
 def _quantization(flag: str | None, stored: Quantization | None) -> Quantization | None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -19,6 +19,7 @@ from tokenspeed.config.resolve import Config, KVCacheConfig, resolve
 H200 = Gpu("NVIDIA H200", 141 * 2**30, (9, 0))
 LAPTOP = Hardware(8, 16 * 2**30, (), None)
 SERVER = Hardware(64, 512 * 2**30, (H200, H200), "12.8")
+WITH_FLASHINFER = replace(SERVER, flashinfer=True)
 CPU_TORCH = Hardware(64, 512 * 2**30, (H200,), None)
 
 
@@ -126,6 +127,28 @@ TABLE: list[tuple[str, Hardware, dict[str, Any]]] = [
         SERVER,
         {"device.kernel_overrides": ("sampling.sample=triton", "sampling.penalties=triton")},
     ),
+    ("--sampling-backend triton", SERVER, {"admission.always_greedy": False}),
+    *(
+        (
+            f"--sampling-backend {name}",
+            WITH_FLASHINFER,
+            {"device.kernel_overrides": ("sampling.sample=flashinfer",), "admission.always_greedy": False},
+        )
+        for name in ("flashinfer", "flashinfer_full")
+    ),
+    ("", WITH_FLASHINFER, {"device.kernel_overrides": ()}),
+    ("", LAPTOP, {"sampling.detects_nan": False, "sampling.scored_at_once": 256, "loader.num_read_ahead": 8}),
+    (
+        "--enable-nan-detection --input-logprob-chunk-tokens 32 --weight-loader-prefetch-num-threads 3",
+        LAPTOP,
+        {"sampling.detects_nan": True, "sampling.scored_at_once": 32, "loader.num_read_ahead": 3},
+    ),
+    ("--disable-weight-loader-prefetch-checkpoints", LAPTOP, {"loader.num_read_ahead": 0}),
+    (
+        '--preferred-sampling-params {"temperature":0.6,"top_k":20}',
+        LAPTOP,
+        {"offline.preferred_params": {"temperature": 0.6, "top_k": 20}},
+    ),
     ("", LAPTOP, {"grammar.backend": "xgrammar", "grammar.any_whitespace": True, "grammar.timeout_s": 30.0}),
     (
         "--grammar-backend none --disable-any-whitespace",
@@ -200,7 +223,13 @@ def test_slices(argv: str, hardware: Hardware, expected: dict[str, Any]) -> None
 
 REFUSED = [
     ("--sampling-backend triton", LAPTOP, "--sampling-backend", "GPU"),
-    ("--sampling-backend flashinfer", SERVER, "--sampling-backend", "depends on the batch"),
+    ("--sampling-backend flashinfer", SERVER, "--sampling-backend", "flashinfer-python is not installed"),
+    ("--sampling-backend flashinfer_full", LAPTOP, "--sampling-backend", "GPU"),
+    ("--input-logprob-chunk-tokens 0", LAPTOP, "--input-logprob-chunk-tokens", "less than 1"),
+    ("--weight-loader-prefetch-num-threads -1", LAPTOP, "--weight-loader-prefetch-num-threads", "[0, 256]"),
+    ("--preferred-sampling-params {", LAPTOP, "--preferred-sampling-params", "not JSON"),
+    ('--preferred-sampling-params {"stop":"x"}', LAPTOP, "--preferred-sampling-params", "stop is not one of"),
+    ('--preferred-sampling-params {"top_p":2}', LAPTOP, "--preferred-sampling-params", "top_p"),
     ("--grammar-compile-timeout-secs 0", LAPTOP, "--grammar-compile-timeout-secs", "time"),
     ("--device cuda", LAPTOP, "--device", "no GPU"),
     ("--device cuda", CPU_TORCH, "--device", "CPU build"),

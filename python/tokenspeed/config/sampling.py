@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tokenspeed.config.constraint import KINDS, Constraint, ConstraintError
+from tokenspeed.config.flags import FlagError
 
 TOP_K_OFF = -1
 MAX_LOGPROBS = 20
@@ -260,6 +261,31 @@ class SamplingParams:
                     f"logit_bias: token {token} is outside the vocabulary of {vocab_size}",
                 )
             _check_number("logit_bias", bias, -100.0, 100.0)
+
+
+PREFERRED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
+"""What `--preferred-sampling-params` may hold."""
+
+
+def preferred_params(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of requests that do not say these parameters. Raises FlagError."""
+    flag = "--preferred-sampling-params"
+    for name in values:
+        if name not in PREFERRED:
+            raise FlagError(flag, f"{name} is not one of {', '.join(PREFERRED)}")
+    try:
+        SamplingParams(**values).validate(2**31, 2**31)
+    except RequestError as error:
+        raise FlagError(flag, error.message) from None
+    return dict(values)
 
 
 def check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:

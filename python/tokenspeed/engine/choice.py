@@ -29,7 +29,8 @@ class TokenLogprob:
 @dataclass(frozen=True)
 class Choice:
     """token_ids: every new token, a final stop token included. text: without it, and without a matched stop string
-    (unless `include_stop_str_in_output`). finish_reason: "stop", "length", "abort"; None while it goes on."""
+    (unless `include_stop_str_in_output`). finish_reason: "stop", "length", "abort"; None while it goes on. error: why
+    the engine ended it."""
 
     index: int
     text: str
@@ -38,6 +39,7 @@ class Choice:
     logprobs: list[TokenLogprob] | None
     stop_match: str | int | None
     """The stop string or stop token that ended it."""
+    error: str | None = None
 
     @property
     def mean_logprob(self) -> float:
@@ -61,6 +63,7 @@ class ChoiceBuilder:
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self._stop_match: str | int | None = None
+        self._error: str | None = None
         self._detokenizer = (
             Detokenizer(
                 tokenizer.vocabulary,
@@ -75,11 +78,14 @@ class ChoiceBuilder:
     def feed(self, delta: Delta) -> bool:
         """Take a delta. True when a stop string has just ended the choice, so that the engine may abort the rest.
 
-        Raises RequestError when the delta is a rejection.
+        Raises RequestError when the delta is a rejection by the caller's fault.
         """
-        if delta.rejection is not None:
-            raise RequestError(delta.rejection.field, delta.rejection.code, delta.rejection.message)
         self.new_text = ""
+        if delta.rejection is not None:
+            if delta.rejection.status != 500:
+                raise RequestError(delta.rejection.field, delta.rejection.code, delta.rejection.message)
+            self.finish_reason, self._error = "abort", f"{delta.rejection.code}: {delta.rejection.message}"
+            return False
         if self.finish_reason is not None:
             return False  # what was in flight when the stop string matched
         self.prompt_tokens, self.cached_tokens = delta.prompt_tokens, delta.cached_tokens
@@ -105,6 +111,7 @@ class ChoiceBuilder:
             self.finish_reason,
             self._logprobs,
             self._stop_match,
+            self._error,
         )
 
     def _take_text(self, delta: Delta) -> bool:

@@ -149,7 +149,13 @@ def build(
     on_cpu = device.type == "cpu"
     state = DeviceState(num_slots, num_columns, config.memory.block_size, device, mirrored=not on_cpu)
     sampler = Sampler(
-        SamplerConfig(state.padding_slot + 1, model_config.vocab_size, device, model_config.eos_token_ids)
+        SamplerConfig(
+            state.padding_slot + 1,
+            model_config.vocab_size,
+            device,
+            model_config.eos_token_ids,
+            config.sampling.detects_nan,
+        )
     )
     captured = NOTHING_CAPTURED
     if on_cpu:
@@ -164,7 +170,14 @@ def build(
         caches, num_blocks, captured = started.caches, started.num_blocks, started.captured
     scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks))
     runner = ModelRunner(
-        model, sampler, caches, scheduler.block_tables(), state, config.scheduler.overlap_depth + 2, captured
+        model,
+        sampler,
+        caches,
+        scheduler.block_tables(),
+        state,
+        config.scheduler.overlap_depth + 2,
+        config.sampling.scored_at_once,
+        captured,
     )
     executor = _executor(runner, config)
     requests = RequestTable()
@@ -248,13 +261,15 @@ def load_options(config: Config, num_layers: int) -> LoadOptions:
     path = config.kv_cache.param_path
     factors = None if path is None else kv_factors(path, num_layers)
     kv = KVFormat(getattr(torch, config.kv_cache.dtype), config.kv_cache.per_token_head, factors)
-    return LoadOptions(config.loader.quantization, config.loader.extra, kv)
+    return LoadOptions(config.loader.quantization, config.loader.extra, kv, config.loader.num_read_ahead)
 
 
 def _check_cache(layers: Sequence[LayerCache], kv: KVFormat, architecture: str) -> None:
     """A layer with a cache of its own kind may not know the dtype that was asked for."""
     if kv.is_fp8 and not all(any(tensor.dtype == kv.dtype for tensor in layer) for layer in layers):
         raise FlagError("--kv-cache-dtype", f"fp8_e4m3: the cache of {architecture} cannot be kept in it; use auto")
+    if kv.per_token_head and any(len(layer) < 4 for layer in layers):
+        raise FlagError("--kv-cache-quant-method", f"per_token_head: {architecture} caches no heads; use none")
 
 
 def prepare_device(device: DeviceConfig) -> None:

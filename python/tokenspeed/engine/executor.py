@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tokenspeed.engine.pending import Done, OnThread, Pending
 from tokenspeed.engine.prompt_scores import PromptPiece
 from tokenspeed.engine.runner import ModelRunner, Sampled, SampleOutput, Scores, StepWork
+from tokenspeed.sampling import NUMERICAL_ERROR, RowFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class StepTokens:
     """A step's result on the host, a row per row of the plan.
 
     token_ids: int32 [R, 1], -1 where a row sampled nothing. num_tokens: int32 [R]. Logprobs, when asked for:
-    token_logprobs float32 [R], top_values float32 [R, n], top_ids int32 [R, n].
+    token_logprobs float32 [R], top_values float32 [R, n], top_ids int32 [R, n]. failures: (row, why) of rows whose
+    requests cannot go on.
     """
 
     token_ids: NDArray[np.int32]
@@ -34,6 +36,7 @@ class StepTokens:
     top_values: NDArray[np.float32] | None
     top_ids: NDArray[np.int32] | None
     prompt_pieces: list[PromptPiece]
+    failures: list[tuple[int, RowFailure]]
 
 
 class Executor(Protocol):
@@ -119,6 +122,8 @@ class HostOutput:
     token_logprobs: torch.Tensor | None
     top_values: torch.Tensor | None
     top_ids: torch.Tensor | None
+    nan_rows: torch.Tensor | None
+    failures: list[tuple[int, RowFailure]]
 
     @classmethod
     def copy_of(cls, output: SampleOutput, tokens: torch.Tensor) -> HostOutput:
@@ -129,6 +134,8 @@ class HostOutput:
             None if output.token_logprobs is None else _pinned(output.token_logprobs),
             None if output.top_values is None else _pinned(output.top_values),
             None if output.top_ids is None else _pinned(output.top_ids),
+            None if output.nan_rows is None else _pinned(output.nan_rows),
+            output.failures,
         )
 
 
@@ -147,7 +154,7 @@ def to_host(sampled: Sampled) -> StepTokens:
         for request_id, values, top_values, top_ids in sampled.scores
     ]
     if output is None:
-        return StepTokens(token_ids, num_tokens, None, None, None, pieces)
+        return StepTokens(token_ids, num_tokens, None, None, None, pieces, [])
     token_ids[rows, 0] = output.tokens.numpy()
     num_tokens[rows] = 1
     return StepTokens(
@@ -157,7 +164,13 @@ def to_host(sampled: Sampled) -> StepTokens:
         _spread(output.top_values, rows, sampled.num_rows, np.float32),
         _spread(output.top_ids, rows, sampled.num_rows, np.int32),
         pieces,
+        _failures(output, rows),
     )
+
+
+def _failures(output: SampleOutput, rows: NDArray[np.int64]) -> list[tuple[int, RowFailure]]:
+    nan = [] if output.nan_rows is None else np.flatnonzero(output.nan_rows.numpy()).tolist()
+    return [(int(rows[row]), why) for row, why in [*output.failures, *((row, NUMERICAL_ERROR) for row in nan)]]
 
 
 def _spread(tensor: torch.Tensor | None, rows: NDArray[np.int64], num_rows: int, dtype: type) -> NDArray | None:

@@ -122,7 +122,7 @@ def stepper(
     if pieces is not None:
         pieces.capture(model, synthetic.batch_of(state, caches, 0, [1]), caches, RepeatingPieces())
     captured = Captured(graphs, pieces)
-    return Stepper(scheduler, ModelRunner(model, sampler, caches, tables, state, 2, captured), captured)
+    return Stepper(scheduler, ModelRunner(model, sampler, caches, tables, state, 2, 256, captured), captured)
 
 
 def requests(count: int, kind: str) -> list[tuple[list[int], SamplingParams]]:

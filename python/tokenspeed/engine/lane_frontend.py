@@ -223,5 +223,13 @@ def to_batch(output: StepOutput, engine_index: int) -> wire.BatchTokenIDOutSlim:
         batch["input_top_logprobs_idx"] = [entry.top_ids if entry else [] for entry in scores] + nothing
     if rejected:
         batch["finished_status_codes"] = [None] * len(output.rids) + [rejection.status for rejection in rejected]
-        batch["finished_messages"] = [None] * len(output.rids) + [f"{r.code}: {r.message}" for r in rejected]
+        batch["finished_messages"] = [None] * len(output.rids) + [_told(entry) for entry in rejected]
     return wire.BatchTokenIDOutSlim(**batch)
+
+
+def _told(rejection: Rejection) -> str:
+    """Code, field and message; the field is the message's first word, as far as there is one at fault."""
+    message, field = rejection.message, rejection.field
+    if field and not message.startswith((f"{field}: ", f"{field} ")):
+        message = f"{field}: {message}"
+    return f"{rejection.code}: {message}"

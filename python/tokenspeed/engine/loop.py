@@ -27,6 +27,7 @@ from tokenspeed.engine.records import RequestRecord, RequestTable
 from tokenspeed.engine.runner import NewSlot, StepWork
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.turns import Mirror, NoMirror
+from tokenspeed.sampling import RowFailure
 from tokenspeed_cc import Plan, Scheduler
 
 IDLE_WAIT_S = 0.25
@@ -181,6 +182,14 @@ class EngineLoop:
             raise EngineFault(f"request {record.rid} is live here and unknown to the scheduler")
         self._outputs.add_abort(record, ended)
 
+    def _fail(self, request_id: int, why: RowFailure) -> None:
+        """End a request that cannot go on, before its step's token counts; it may have ended meanwhile."""
+        record = self.requests.get(request_id)
+        if record is None or self.scheduler.abort(request_id) is None:
+            return
+        self.log.failed(why)
+        self._outputs.add_failure(record, why)
+
     def _launch(self) -> bool:
         """Plan a step and launch it; False when nothing can be launched before something settles or arrives."""
         if not self._in_flight and not self.scheduler.has_work():
@@ -230,6 +239,8 @@ class EngineLoop:
         tokens = pending.wait()
         self.mirror.settled(tokens.token_ids)
         begun_s = self.log.took("device", begun_s)
+        for row, why in tokens.failures:
+            self._fail(int(plan.request_ids[row]), why)
         outcome = self.scheduler.advance(plan.step_id, tokens.token_ids, tokens.num_tokens)
         self._outputs.add_prompt_pieces(tokens.prompt_pieces)
         self._outputs.add_step(outcome, tokens)

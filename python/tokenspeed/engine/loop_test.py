@@ -28,6 +28,7 @@ from tokenspeed.engine.step_metrics import StepMetrics
 from tokenspeed.grammar import CompiledGrammar, GrammarCompiler, GrammarError
 from tokenspeed.observability.engine_metrics import EngineMetrics
 from tokenspeed.observability.traces import Attributes, Span
+from tokenspeed.sampling import NUMERICAL_ERROR, RowFailure
 
 EOS = 99
 
@@ -40,6 +41,8 @@ class ScriptedExecutor:
         self.events: list[str] = []
         self.slots: dict[int, int] = {}
         self.works: list[StepWork] = []
+        self.failures: dict[tuple[int, int], RowFailure] = {}
+        """By request and sequence length: rows without a token."""
 
     def launch(self, work: StepWork) -> Pending[StepTokens]:
         plan: Any = work.plan
@@ -48,9 +51,10 @@ class ScriptedExecutor:
         lengths = (plan.context_lens + plan.query_lens).tolist()
         drawn = [self.script(request, length) for request, length in zip(plan.request_ids.tolist(), lengths)]
         token_ids = np.where(plan.samples, drawn, -1).astype(np.int32)[:, None]
-        return Watched(
-            StepTokens(token_ids, plan.samples.astype(np.int32), None, None, None, []), plan.step_id, self.events
-        )
+        keys = enumerate(zip(plan.request_ids.tolist(), lengths))
+        failures = [(row, self.failures[key]) for row, key in keys if key in self.failures]
+        tokens = StepTokens(token_ids, plan.samples.astype(np.int32), None, None, None, [], failures)
+        return Watched(tokens, plan.step_id, self.events)
 
     def close(self) -> None:
         return
@@ -207,6 +211,20 @@ def test_a_bad_request_is_rejected_and_its_neighbours_go_on() -> None:
         ("long", "prompt", "context_length_exceeded"),
     ]
     assert bench.desk.ends("a") == bench.desk.ends("b") == ["length"]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_row_without_a_token_ends_its_own_request_once_with_the_reason(depth: int) -> None:
+    bench = Bench(depth)
+    bench.executor.failures[1, 6] = NUMERICAL_ERROR
+    bench.executor.failures[1, 7] = NUMERICAL_ERROR  # with overlap, one more step is in flight
+    bench.add("a", num_prompt=4).add("b", num_prompt=4).steps(12)
+    assert bench.desk.tokens("a") == [5, 6] and bench.desk.ends("a") == []
+    (rejection,) = [entry for output in bench.desk.published for entry in output.rejections]
+    assert (rejection.rid, rejection.status, rejection.code) == ("a", 500, "numerical_error")
+    assert bench.desk.ends("b") == ["length"] and bench.loop.load().active_blocks == 0
+    assert b"num_nan_aborted_requests_total{app_key=\"\",model_name=\"m\"} 1.0" in bench.metrics.metrics.render()
+    bench.scheduler.check()
 
 
 def test_an_id_in_use_is_rejected_and_free_again_afterwards() -> None:

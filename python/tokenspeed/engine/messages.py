@@ -69,7 +69,8 @@ Command = Add | Refused | Abort | AbortAll | Connected | Control
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a request ended without a token by its caller's fault. `status` as HTTP has it."""
+    """Why a request ended by nobody's wish: by its caller's fault, mostly before it had a token, or because the model
+    has none for it. `status` as HTTP has it; `field`: the parameter at fault, "" for none."""
 
     rid: str
     status: int

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenspeed.config import hardware
-from tokenspeed.config.flags import values_from_kwargs
+from tokenspeed.config.flags import json_object, values_from_kwargs
 from tokenspeed.config.flags_table import ENGINE_FLAGS
 from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_source import resolve_model
@@ -127,7 +127,7 @@ class Engine:
         self.source = source = resolve_model(
             values["model"], revision=values["revision"], download_dir=values["download_dir"]
         )
-        self.model_config = load_model_config(source)
+        self.model_config = load_model_config(source, json_object(values, "hf_overrides"))
         machine = hardware.detect()
         self.config = resolve(values, machine, self.model_config)
         self.tokenizer: Tokenizer | None = None
@@ -188,7 +188,11 @@ class Engine:
 
     def job(self, prompt: Prompt, params: SamplingParams | Mapping[str, Any] | None) -> Job:
         """Check a prompt and make the requests of its choices. Raises RequestError. Sends nothing."""
-        settled = params if isinstance(params, SamplingParams) else SamplingParams.from_mapping(params or {})
+        settled = (
+            params
+            if isinstance(params, SamplingParams)
+            else SamplingParams.from_mapping({**self.config.offline.preferred_params, **(params or {})})
+        )
         if settled.stop and self.tokenizer is None:
             raise RequestError(
                 "stop", "unsupported", "stop: without a tokenizer (skip_tokenizer_init) there is no text"

@@ -315,6 +315,24 @@ def test_unknown_options_and_models_are_refused_by_name(tiny_model: str, tmp_pat
         Engine(str(tmp_path / "nowhere"))
 
 
+def test_preferred_parameters_are_for_those_who_do_not_say_them(start_engine: StartEngine) -> None:
+    plain = start_engine()
+    engine = start_engine(preferred_sampling_params='{"temperature": 0, "repetition_penalty": 1.3}')
+    rest = {"max_new_tokens": 8, "ignore_eos": True, "seed": 3}
+    preferred = {"temperature": 0, "repetition_penalty": 1.3, **rest}
+    assert tokens(engine, rest, PROMPTS[:2]) == tokens(plain, preferred, PROMPTS[:2])
+    asked = {**rest, "temperature": 2.0, "repetition_penalty": 1.0}
+    assert tokens(engine, asked, PROMPTS[:2]) == tokens(plain, asked, PROMPTS[:2])
+
+
+def test_values_of_the_configuration_may_be_overridden(start_engine: StartEngine) -> None:
+    engine = start_engine(hf_overrides='{"max_position_embeddings": 64, "num_hidden_layers": 1}')
+    assert engine.config.scheduler.max_model_len == 64 and engine.model_config.num_layers == 1
+    assert len(engine.generate([PROMPTS[0][:8]], GREEDY)[0].token_ids) > 0
+    with pytest.raises(FlagError, match="--hf-overrides: not JSON"):
+        start_engine(hf_overrides="{")
+
+
 def test_a_pool_without_room_names_the_flag(start_engine: StartEngine) -> None:
     with pytest.raises(ValueError, match="--kv-cache-gib"):
         start_engine(max_total_tokens=None, kv_cache_gib=1e-7)
@@ -338,8 +356,9 @@ def test_logprobs_of_a_prompt_do_not_depend_on_chunks_or_the_cache(start_engine:
     prompt = [number * 13 % 300 for number in range(45)]
     params = {"temperature": 0, "max_new_tokens": 3, "prompt_logprobs": 2, "logprobs": 2}
     told = []
-    for chunk, depth in ((16, 1), (512, 0)):
-        engine = start_engine(chunked_prefill_size=chunk, overlap_depth=depth, max_num_seqs=4)
+    for chunk, depth, scored in ((16, 1, 256), (512, 0, 7)):
+        options = {"chunked_prefill_size": chunk, "overlap_depth": depth, "input_logprob_chunk_tokens": scored}
+        engine = start_engine(max_num_seqs=4, **options)
         first, again = engine.generate([prompt], params)[0], engine.generate([prompt], {**params, "n": 2})[0]
         assert first.prompt_logprobs == again.prompt_logprobs
         later = engine.generate([prompt], {**params, "prompt_logprob_start": 30})[0]

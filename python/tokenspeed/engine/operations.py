@@ -113,7 +113,7 @@ class Operations:
         with self._update():
             try:
                 source = resolve_model(model_path)
-                self._check_shape(load_model_config(source))
+                self._check_shape(load_model_config(source, self._model_config.overrides))
                 model = self._load(source, load_format)
             except ModelError as error:
                 raise OperationError(400, str(error)) from None

@@ -17,6 +17,7 @@ from tokenspeed.engine.executor import StepTokens
 from tokenspeed.engine.messages import LoadNumbers, PromptLogprobs, Rejection, StepOutput, TokenLogprobs
 from tokenspeed.engine.prompt_scores import PromptPiece
 from tokenspeed.engine.records import RequestRecord, RequestTable
+from tokenspeed.sampling import RowFailure
 
 FINISH_NAMES = ("", "stop", "length", "abort")
 
@@ -86,6 +87,13 @@ class OutputColumns:
         """The terminal event of an aborted request, with the tokens that still waited for its stream interval."""
         counts = (ended.prompt_tokens, ended.completion_tokens, ended.cached_tokens, -1)
         self._append(record, [], None, "abort", counts)
+        self._end(record, "abort")
+
+    def add_failure(self, record: RequestRecord, why: RowFailure) -> None:
+        """The terminal event of a request that cannot go on."""
+        constraint = record.params.constraint
+        field = why.field or (constraint.kind if constraint is not None and why.status == 400 else "")
+        self._rejections.append(Rejection(record.rid, why.status, field, why.code, why.message))
         self._end(record, "abort")
 
     def add_unqueued_abort(self, record: RequestRecord) -> None:

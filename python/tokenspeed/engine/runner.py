@@ -8,7 +8,7 @@ It never waits for the device, never decides what runs, and knows requests only 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +27,7 @@ from tokenspeed.engine.transfer import PinnedTransfer, Transfer, share_memory
 from tokenspeed.grammar import CompiledGrammar
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.models.model import Hidden
+from tokenspeed.sampling import RowFailure
 from tokenspeed_kernel import api
 
 
@@ -68,8 +69,9 @@ class Sampler(Protocol):
 
 
 class SampleOutput(Protocol):
-    """tokens int32 [S]; the others float32 [S], float32 [S, n] and int32 [S, n], or None when not asked for. On the
-    device, or in memory of the host that the device writes."""
+    """tokens int32 [S]; logprobs float32 [S], float32 [S, n] and int32 [S, n], and nan_rows bool [S], or None when not
+    asked for. On the device, or in memory of the host that the device writes. failures: (row of S, why) of rows whose
+    requests cannot go on."""
 
     @property
     def tokens(self) -> torch.Tensor: ...
@@ -79,6 +81,10 @@ class SampleOutput(Protocol):
     def top_values(self) -> torch.Tensor | None: ...
     @property
     def top_ids(self) -> torch.Tensor | None: ...
+    @property
+    def nan_rows(self) -> torch.Tensor | None: ...
+    @property
+    def failures(self) -> list[tuple[int, RowFailure]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +112,6 @@ class StepWork:
 Scores = tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]
 """(request id, values float32 [n], top values float32 [n, top_n], top ids int32 [n, top_n]) on the device."""
 
-_SCORED_AT_ONCE = 256
-"""Rows of logits of a prompt that exist at the same time."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """A step's result while it is still on the device. `output` is None when no row sampled."""
@@ -133,7 +135,8 @@ NOTHING_CAPTURED = Captured(None, None)
 
 class ModelRunner:
     """block_tables: the scheduler's live int32 view [num_slots, max_blocks]. num_buffers: steps that may be unsettled
-    at once, plus one. captured: what was captured over the same state, to run steps with."""
+    at once, plus one. scored_at_once: rows of logits of a prompt that exist at the same time while it is scored.
+    captured: what was captured over the same state, to run steps with."""
 
     def __init__(
         self,
@@ -143,6 +146,7 @@ class ModelRunner:
         block_tables: NDArray[np.int32],
         state: DeviceState,
         num_buffers: int,
+        scored_at_once: int,
         captured: Captured = NOTHING_CAPTURED,
     ) -> None:
         self._model = model
@@ -153,6 +157,7 @@ class ModelRunner:
         self._block_size = state.block_size
         self._state = state
         self._captured = captured
+        self._scored_at_once = scored_at_once
         on_cpu = state.device.type == "cpu"
         self._transfer: Transfer = share_memory if on_cpu else PinnedTransfer(state.device, num_buffers)
 
@@ -188,8 +193,8 @@ class ModelRunner:
         indices = torch.arange(first, first + len(row.targets), device=self._state.device)
         targets = torch.from_numpy(row.targets).to(self._state.device, non_blocking=True)
         parts = []
-        for at in range(0, len(row.targets), _SCORED_AT_ONCE):
-            piece = slice(at, at + _SCORED_AT_ONCE)
+        for at in range(0, len(row.targets), self._scored_at_once):
+            piece = slice(at, at + self._scored_at_once)
             logits = self._model.logits(hidden, replace(batch, sample_indices=indices[piece]))
             parts.append(api.logprobs(logits, targets[piece], row.top_n))
         values, top_values, top_ids = (torch.cat(column) for column in zip(*parts))
@@ -273,3 +278,5 @@ class PlainOutput:
     token_logprobs: None = None
     top_values: None = None
     top_ids: None = None
+    nan_rows: None = None
+    failures: list[tuple[int, RowFailure]] = field(default_factory=list)

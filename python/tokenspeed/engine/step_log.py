@@ -21,6 +21,7 @@ from tokenspeed.engine.step_metrics import StepMetrics
 from tokenspeed.observability.log_lines import Blocks, DecodeBatch, DecodeMeter, PrefillBatch
 from tokenspeed.observability.request_stats import finish_line
 from tokenspeed.observability.traces import Attributes, PassingOn, Tracer
+from tokenspeed.sampling import NUMERICAL_ERROR, RowFailure
 from tokenspeed_cc import Plan, RequestCounters, Scheduler
 
 logger = logging.getLogger("tokenspeed.engine")
@@ -108,6 +109,11 @@ class StepLog:
         if self._config.log_requests_level >= 2:
             line += f" prompt_ids={record.prompt_ids.tolist()} output_ids={record.output_ids}"
         logger.info("%s", line)
+
+    def failed(self, why: RowFailure) -> None:
+        """A request ends because a step had no token for it."""
+        if why is NUMERICAL_ERROR and not self.muted:
+            self._metrics.metrics.nan_aborted()
 
     def aborting_all(self, reason: str) -> None:
         logger.warning("aborting %d requests: %s", len(self._requests), reason)

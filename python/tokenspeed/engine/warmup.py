@@ -18,6 +18,7 @@ from tokenspeed.engine.errors import EngineFault
 from tokenspeed.engine.local_frontend import Delta, LocalFrontend
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.messages import Add
+from tokenspeed.sampling import NUMERICAL_ERROR
 
 logger = logging.getLogger("tokenspeed.engine")
 
@@ -87,8 +88,10 @@ def _run(loop: EngineLoop, config: Config, lengths: list[int], variants: tuple[S
             if len(ended) == len(requests):
                 break
             loop.step()
+        loop.settle_all()
     finally:
         loop.frontend = before
-    wrong = {rid: why for rid, why in ended.items() if why != "length"}
+    # Made-up tokens may overflow a model that is served well enough.
+    wrong = {rid: why for rid, why in ended.items() if why not in ("length", NUMERICAL_ERROR.message)}
     if wrong or len(ended) != len(requests):
         raise EngineFault(f"warm-up requests did not finish: {wrong or 'no end in sight'}")

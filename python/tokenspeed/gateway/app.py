@@ -312,6 +312,7 @@ def load_model(config: GatewayConfig, router: Router, metrics: GatewayMetrics) -
         source = resolve_model(config.model_path)
         path = source.path if config.tokenizer_path is None else resolve_model(config.tokenizer_path).path
         tokenizer = load_tokenizer(path)
+        tokenizer.prefer(config.preferred_sampling)
     except (ModelError, TokenizerError) as error:
         raise StartError(str(error), 2) from None
     names = [source.name, *config.model_aliases]

@@ -60,6 +60,15 @@ class CompiledGrammar(Protocol):
         """A matcher at the start of an output. stop_token_ids: tokens that end it, in place of the table's."""
 
 
+def require_text(grammar: CompiledGrammar, table: TokenTable) -> CompiledGrammar:
+    """The grammar. Raises GrammarError when no token can begin an output, so that no text at all satisfies it."""
+    mask = np.zeros(-(-len(table.tokens) // 32), np.int32)
+    grammar.matcher(table.eos).fill(mask)
+    if not mask.any():
+        raise GrammarError("no text satisfies it")
+    return grammar
+
+
 class Backend(Protocol):
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         """constraint: as `Constraint.prepared` gives it. Releases the interpreter's lock. Raises `GrammarError`."""

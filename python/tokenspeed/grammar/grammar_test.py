@@ -104,6 +104,12 @@ def test_a_requests_own_stop_tokens_end_a_complete_text_and_never_stand_in_it(ba
     assert it.accept(OTHER_STOP) and it.is_terminated
 
 
+@pytest.mark.parametrize(("kind", "text"), [("ebnf", "root ::= root"), ("regex", "[^\\s\\S]")])
+def test_what_no_text_satisfies_is_an_error(backend: Backend, kind: str, text: str) -> None:
+    with pytest.raises(GrammarError, match="no text satisfies it"):
+        matcher(backend, kind, text)
+
+
 def test_matchers_of_one_grammar_are_independent(backend: Backend) -> None:
     compiled = backend.compile(Constraint("regex", "a(b|c)", None))
     first, second = compiled.matcher((EOS,)), compiled.matcher((EOS,))

@@ -17,7 +17,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
 from tokenspeed.config.constraint import Constraint
-from tokenspeed.grammar.backend import CompiledGrammar, GrammarError, Matcher, TokenTable
+from tokenspeed.grammar.backend import CompiledGrammar, GrammarError, Matcher, TokenTable, require_text
 
 _BLANKS = r"\x20{1,2}|\x20{0,2}\x0A[\x20\x09]{0,16}"
 """A blank or two, or a new line with its indentation."""
@@ -37,6 +37,7 @@ class LLGuidanceBackend:
             else {"whitespace_flexible": False}
         )
         self._special = table.special
+        self._table = table
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(table)), n_vocab=len(table.tokens), eos_token=list(table.eos)
         )
@@ -51,7 +52,7 @@ class LLGuidanceBackend:
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise GrammarError(" ".join(matcher.get_error().split())[:500])
-        return _Compiled(matcher)
+        return require_text(_Compiled(matcher), self._table)
 
     def _grammar(self, constraint: Constraint) -> str:
         text = constraint.text

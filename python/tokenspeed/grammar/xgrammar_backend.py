@@ -16,7 +16,7 @@ import xgrammar
 from numpy.typing import NDArray
 
 from tokenspeed.config.constraint import Constraint
-from tokenspeed.grammar.backend import CompiledGrammar, GrammarError, Matcher, TokenTable
+from tokenspeed.grammar.backend import CompiledGrammar, GrammarError, Matcher, TokenTable, require_text
 
 MAX_WHITESPACE = 16
 """Blanks in a row between two parts of a JSON text: room for indentation, and no endless run of them."""
@@ -42,10 +42,13 @@ class XGrammarBackend:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._any_whitespace = any_whitespace
         self._special = table.special
+        self._table = table
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         try:
-            return _Compiled(self._compile(constraint))
+            return require_text(_Compiled(self._compile(constraint)), self._table)
+        except GrammarError:
+            raise
         except (RuntimeError, ValueError, TypeError) as error:
             raise GrammarError(_sentence(str(error))) from None
 

@@ -2,6 +2,15 @@
 """From logits to tokens, with each request's parameters kept on the device by slot."""
 
 from tokenspeed.sampling.custom import ProcessorError, load_processor
+from tokenspeed.sampling.rules import NUMERICAL_ERROR, RowFailure
 from tokenspeed.sampling.sampler import SampleOutput, Sampler, SamplerConfig
 
-__all__ = ["ProcessorError", "SampleOutput", "Sampler", "SamplerConfig", "load_processor"]
+__all__ = [
+    "NUMERICAL_ERROR",
+    "ProcessorError",
+    "RowFailure",
+    "SampleOutput",
+    "Sampler",
+    "SamplerConfig",
+    "load_processor",
+]

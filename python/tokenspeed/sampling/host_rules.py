@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenspeed.sampling.rules import RequestRules, num_words
+from tokenspeed.sampling.rules import RequestRules, RowFailure, num_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,18 @@ class Masked:
     """Of the G ruled rows of a step, on the device.
 
     rows: int64 [G], rows of the step's logits. mask: int32 [G, words]. ends: bool [S] over all rows, whether only
-    a stop may come. processors: (row, output so far, rules that have a processor).
+    a stop may come. processors: (row, output so far, rules that have a processor). ruled: (row, rules) of all G.
     """
 
     rows: torch.Tensor
     mask: torch.Tensor
     ends: torch.Tensor
     processors: list[tuple[int, list[int], RequestRules]]
+    ruled: list[tuple[int, RequestRules]]
+
+    def failures(self) -> list[tuple[int, RowFailure]]:
+        """(row, why) of rows that cannot go on; known once processors have run."""
+        return [(row, rules.failure) for row, rules in self.ruled if rules.failure is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class _Filled:
     mask: torch.Tensor
     ends: NDArray[np.bool_]
     processors: list[tuple[int, list[int], RequestRules]]
+    ruled: list[tuple[int, RequestRules]]
 
 
 class HostRules:
@@ -89,7 +95,7 @@ class HostRules:
         sent = [torch.from_numpy(filled.rows), filled.mask, torch.from_numpy(filled.ends)]
         if not self._on_host:
             sent = [tensor.to(self._device, non_blocking=True) for tensor in sent]
-        return Masked(sent[0], sent[1], sent[2], filled.processors)
+        return Masked(sent[0], sent[1], sent[2], filled.processors, filled.ruled)
 
     def sampled(self, slots: NDArray[np.int64], tokens: torch.Tensor) -> None:
         """What the step drew: int32 [S] on the device."""
@@ -118,4 +124,4 @@ class HostRules:
         for words, (row, rules) in zip(mask.numpy(), ruled):
             ends[row] = rules.fill(words)
         processors = [(row, list(rules.output_ids), rules) for row, rules in ruled if rules.processor is not None]
-        return _Filled(np.array([row for row, _ in ruled], np.int64), mask, ends, processors)
+        return _Filled(np.array([row for row, _ in ruled], np.int64), mask, ends, processors, ruled)

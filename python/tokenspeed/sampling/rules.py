@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +20,27 @@ logger = logging.getLogger("tokenspeed.sampling")
 Mask = NDArray[np.int32]
 Processor = Callable[[list[int], Any], Any]
 """(the request's new tokens so far, logits float32 [V]) -> logits, or None when they were changed in place."""
+
+
+@dataclass(frozen=True)
+class RowFailure:
+    """Why a row has no token that could be given out, so that its request ends. `status` as HTTP has it; `code` is for
+    programs; `field`: the parameter at fault, "" for none."""
+
+    status: int
+    code: str
+    field: str
+    message: str
+
+
+NUMERICAL_ERROR = RowFailure(500, "numerical_error", "", "the model's logits for this request are not numbers (NaN)")
+DEAD_END = RowFailure(
+    400, "grammar_dead_end", "", "no token of this model's vocabulary continues the output within its grammar"
+)
+
+NOTHING_LEFT = RowFailure(
+    400, "no_token_left", "allowed_token_ids", "allowed_token_ids, bad_token_ids and bad_words bar every token together"
+)
 
 
 class Matcher(Protocol):
@@ -37,6 +59,10 @@ class Grammar(Protocol):
 
 
 class Rule(Protocol):
+    @property
+    def failure(self) -> RowFailure | None:
+        """Why no token can come any more; only stop tokens are let through then, and none of them counts."""
+
     def accept(self, token_id: int) -> None:
         """The next token of the output."""
 
@@ -57,36 +83,36 @@ def bits_of(token_ids: Iterable[int], vocab_size: int) -> Mask:
 
 
 class GrammarRule:
-    """The output follows a grammar. After its end, and where it has no way on, only stop tokens may come."""
+    """The output follows a grammar; after its end only stop tokens may come. `failure`: why it has no way on."""
 
     def __init__(self, matcher: Matcher, stops: Mask) -> None:
         self._matcher = matcher
         self._stops = stops
-        self._stuck = False
+        self.failure: RowFailure | None = None
 
     def accept(self, token_id: int) -> None:
-        if self._stuck or self._matcher.is_terminated:
+        if self.failure is not None or self._matcher.is_terminated:
             return
         if not self._matcher.accept(token_id):
-            logger.error("token %d has no place in the grammar that let it through; the output ends", token_id)
-            self._stuck = True
+            message = f"token {token_id} has no place in the grammar that let it through"
+            logger.error("%s; its request ends", message)
+            self.failure = RowFailure(500, "grammar_failed", "", message)
 
     def narrow(self, mask: Mask) -> None:
-        if self._stuck or self._matcher.is_terminated:
-            mask[:] = self._stops
-            return
-        own = np.empty_like(mask)
-        self._matcher.fill(own)
-        if not (own & mask).any():
-            logger.error("no token of this vocabulary continues the output; it ends")
-            self._stuck = True
-            mask[:] = self._stops
-            return
-        mask &= own
+        if self.failure is None and not self._matcher.is_terminated:
+            own = np.empty_like(mask)
+            self._matcher.fill(own)
+            if (own & mask).any():
+                mask &= own
+                return
+            self.failure = DEAD_END
+        mask[:] = self._stops
 
 
 class FixedRule:
     """The same tokens at every step."""
+
+    failure = None
 
     def __init__(self, allowed: Mask) -> None:
         self._allowed = allowed
@@ -100,6 +126,8 @@ class FixedRule:
 
 class BadSequences:
     """Sequences of two tokens and more that must not appear: the last token is barred after the others."""
+
+    failure = None
 
     def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
         self._sequences = sequences
@@ -124,6 +152,12 @@ class RequestRules:
         self._stops = stops
         self.processor = processor
         self.output_ids: list[int] = []
+        self._failure: RowFailure | None = None
+
+    @property
+    def failure(self) -> RowFailure | None:
+        """Why the request cannot go on."""
+        return self._failure or next((rule.failure for rule in self._rules if rule.failure is not None), None)
 
     def accept(self, token_id: int) -> None:
         if self.processor is not None:
@@ -132,15 +166,16 @@ class RequestRules:
             rule.accept(token_id)
 
     def process(self, output_ids: list[int], logits: Any) -> Any:
-        """The processor's logits. What it raises is its request's fault: from then on only stop tokens may come."""
+        """The processor's logits. What it raises is its request's fault."""
         assert self.processor is not None
         try:
             changed = self.processor(output_ids, logits)
             return logits if changed is None else changed
-        except Exception:
+        except Exception as error:
             logger.exception("a custom logit processor failed; its request ends")
+            message = f"the logit processor raised {type(error).__name__}: {error}"
+            self._failure = RowFailure(400, "processor_failed", "custom_logit_processor", message)
             self.processor = None
-            self._rules = [FixedRule(self._stops)]
             return logits
 
     def fill(self, mask: Mask) -> bool:
@@ -148,4 +183,6 @@ class RequestRules:
         mask[:] = -1
         for rule in self._rules:
             rule.narrow(mask)
+        if not mask.any() and self.failure is None:
+            self._failure = NOTHING_LEFT
         return bool(self._rules) and not (mask & ~self._stops).any()

@@ -14,7 +14,16 @@ import torch
 
 from tokenspeed.config.sampling import SamplingParams
 from tokenspeed.sampling import ProcessorError, Sampler, SamplerConfig, load_processor
-from tokenspeed.sampling.rules import BadSequences, FixedRule, GrammarRule, RequestRules, bits_of, num_words
+from tokenspeed.sampling.rules import (
+    DEAD_END,
+    BadSequences,
+    FixedRule,
+    GrammarRule,
+    RequestRules,
+    RowFailure,
+    bits_of,
+    num_words,
+)
 
 VOCAB, EOS = 70, 3
 
@@ -63,6 +72,7 @@ class Bench:
         values = SamplingParams(**{"temperature": 0, **params})
         self.sampler.set_slot(1, values, np.zeros(1, np.int32), np.array(output, np.int32), grammar)
         self.position = 1 + len(output)
+        self.failures: list[tuple[int, RowFailure]] = []
 
     def step(self, logits: torch.Tensor | None = None) -> int:
         slots = np.array([1])
@@ -75,6 +85,7 @@ class Bench:
             slots,
         )
         self.position += 1
+        self.failures = drawn.failures
         return int(drawn.tokens[0])
 
     def run(self, count: int) -> list[int]:
@@ -103,11 +114,30 @@ def test_rules_meet_and_tell_when_only_an_end_is_left() -> None:
     assert rules.fill(mask) and tokens_of(mask) == {EOS}
 
 
-def test_a_grammar_without_a_way_on_ends_the_output() -> None:
+def test_a_grammar_without_a_way_on_is_a_failure() -> None:
     stops = bits_of([EOS], VOCAB)
     rules = RequestRules([FixedRule(bits_of([1], VOCAB)), GrammarRule(Counting(3, False), stops)], stops, None)
     mask = np.zeros(3, np.int32)
-    assert rules.fill(mask) and tokens_of(mask) == {EOS}
+    assert rules.failure is None
+    assert rules.fill(mask) and rules.failure is DEAD_END
+    bench = Bench(CountingGrammar(3), bad_token_ids=((12,),))
+    assert bench.run(2) == [10, 11] and bench.failures == []
+    bench.step()
+    assert bench.failures == [(0, DEAD_END)]
+
+
+def test_a_token_that_its_grammar_did_not_foresee_is_a_failure_of_ours() -> None:
+    rule = GrammarRule(Counting(3, False), bits_of([EOS], VOCAB))
+    rule.accept(55)
+    assert rule.failure is not None
+    assert (rule.failure.status, rule.failure.code) == (500, "grammar_failed") and "55" in rule.failure.message
+
+
+def test_lists_that_bar_every_token_together_are_a_failure() -> None:
+    bench = Bench(allowed_token_ids=(40, 41), bad_token_ids=((40,), (41,)))
+    bench.step()
+    ((row, failure),) = bench.failures
+    assert (row, failure.code, failure.field) == (0, "no_token_left", "allowed_token_ids")
 
 
 def test_the_output_follows_its_grammar_and_ends_with_it() -> None:
@@ -152,7 +182,11 @@ def test_a_processor_that_fails_ends_its_own_request() -> None:
     def broken(output_ids: list[int], logits: torch.Tensor) -> None:
         raise ZeroDivisionError
 
-    assert Bench(logits_processor=broken).run(3)[1:] == [EOS, EOS]
+    bench = Bench(logits_processor=broken)
+    bench.step()
+    ((row, failure),) = bench.failures
+    assert (row, failure.status, failure.field) == (0, 400, "custom_logit_processor")
+    assert "ZeroDivisionError" in failure.message
 
 
 class Favour:

@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from tokenspeed.config.sampling import SamplingParams
 from tokenspeed.sampling.custom import load_processor
 from tokenspeed.sampling.host_rules import HostRules, Masked
-from tokenspeed.sampling.rules import BadSequences, FixedRule, Grammar, GrammarRule, RequestRules, Rule, bits_of
+from tokenspeed.sampling.rules import (
+    BadSequences,
+    FixedRule,
+    Grammar,
+    GrammarRule,
+    RequestRules,
+    RowFailure,
+    Rule,
+    bits_of,
+)
 from tokenspeed.sampling.slot_params import Feature, SlotParams
 from tokenspeed.sampling.token_lists import TokenLists
 from tokenspeed_kernel import api
@@ -30,12 +39,14 @@ _FAR_AWAY = 2**62
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """eos_token_ids: tokens that end a request unless it ignores them; barred while `min_new_tokens` lasts."""
+    """eos_token_ids: tokens that end a request unless it ignores them; barred while `min_new_tokens` lasts.
+    detects_nan: look for NaN in the model's logits."""
 
     num_slots: int
     vocab_size: int
     device: torch.device
     eos_token_ids: tuple[int, ...]
+    detects_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +55,16 @@ class SampleOutput:
 
     tokens: int32 [S]. token_logprobs: float32 [S], None when not asked for; top_values float32 and top_ids int32
     [S, n], likeliest first. Log-probabilities are of the model's own logits, before any of the request's changes.
+    nan_rows: bool [S], whose logits held a NaN; None when nobody looked. failures: (row, why) of rows that the host
+    knows to have no token. What these rows have as a token means nothing.
     """
 
     tokens: torch.Tensor
     token_logprobs: torch.Tensor | None
     top_values: torch.Tensor | None
     top_ids: torch.Tensor | None
+    nan_rows: torch.Tensor | None
+    failures: list[tuple[int, RowFailure]]
 
 
 class Sampler:
@@ -59,6 +74,7 @@ class Sampler:
         self._eos = config.eos_token_ids
         self._vocab_size = config.vocab_size
         self._device = config.device
+        self._detects_nan = config.detects_nan
         self._params = SlotParams(config.num_slots, config.device)
         self._biases = TokenLists(config.num_slots, config.device)
         self._stops = TokenLists(config.num_slots, config.device)
@@ -125,9 +141,13 @@ class Sampler:
         features = self._params.features(at_host)
         self._params.refresh()
         masked = self._rules.finish()
+        nan_rows = None
+        if self._detects_nan:
+            nan_rows = logits.isnan().any(dim=1)
+            logits = logits.masked_fill(nan_rows[:, None], 0.0)
         if features == 0:
             tokens = logits.argmax(dim=1).int()
-            return self._reported(logits, tokens, num_logprobs)
+            return self._reported(logits, tokens, num_logprobs, nan_rows, [])
         changes_logits = features & ~Feature.NOISE
         raw = logits.clone() if changes_logits and num_logprobs is not None else logits
         tokens = self._draw(logits, slots, positions, at_host, features, masked)
@@ -135,7 +155,8 @@ class Sampler:
         if Feature.PENALTIES in features:
             # Every row is counted; only penalised requests, whose counts were cleared when they came, read theirs.
             self._output_counts.index_put_((slots, tokens.long()), self._one, accumulate=True)
-        return self._reported(raw, tokens, num_logprobs)
+        failures = [] if masked is None else masked.failures()
+        return self._reported(raw, tokens, num_logprobs, nan_rows, failures)
 
     def plain_draw(self, host_slots: NDArray[np.int64], num_logprobs: int | None) -> bool | None:
         """How `draw` serves a batch of these slots: with noise (True) or without; None when it takes `sample`.
@@ -143,7 +164,7 @@ class Sampler:
         Sends changed parameters to the device, so what follows may be a step captured earlier.
         """
         features = self._params.features(host_slots)
-        if num_logprobs is not None or features & ~Feature.NOISE:
+        if num_logprobs is not None or features & ~Feature.NOISE or self._detects_nan:
             return None
         self._params.refresh()
         return bool(features & Feature.NOISE)
@@ -183,10 +204,17 @@ class Sampler:
             return logits.argmax(dim=1).int()
         return api.sample(logits, temperature, self._params.top_k(slots), top_p, min_p, seeds, positions)
 
-    def _reported(self, raw: torch.Tensor, tokens: torch.Tensor, num_logprobs: int | None) -> SampleOutput:
+    def _reported(
+        self,
+        raw: torch.Tensor,
+        tokens: torch.Tensor,
+        num_logprobs: int | None,
+        nan_rows: torch.Tensor | None,
+        failures: list[tuple[int, RowFailure]],
+    ) -> SampleOutput:
         if num_logprobs is None:
-            return SampleOutput(tokens, None, None, None)
-        return SampleOutput(tokens, *api.logprobs(raw, tokens, num_logprobs))
+            return SampleOutput(tokens, None, None, None, nan_rows, failures)
+        return SampleOutput(tokens, *api.logprobs(raw, tokens, num_logprobs), nan_rows, failures)
 
     def _barred_tokens(self, params: SamplingParams) -> Sequence[int]:
         """What would end the request."""

@@ -207,6 +207,26 @@ def test_draw_without_a_seed_is_an_error() -> None:
         put(sampler(), 0, temperature=1.0)
 
 
+def test_rows_with_nan_are_told_and_change_nothing_for_others() -> None:
+    plain = sampler()
+    watching = Sampler(SamplerConfig(8, VOCAB, torch.device("cpu"), (EOS,), detects_nan=True))
+    for it in (plain, watching):
+        put(it, 0, seed=3, top_p=0.9)
+        put(it, 1, temperature=0, repetition_penalty=1.2)
+    logits = LOGITS.repeat(3, 1)
+    slots, positions = torch.tensor([0, 2, 1]), torch.tensor([5, 5, 5])
+    put(watching, 2, seed=3)
+    spoilt = logits.clone()
+    spoilt[1, 4] = float("nan")
+    out = watching.sample(spoilt, slots, positions, 2)
+    assert out.nan_rows is not None and out.nan_rows.tolist() == [False, True, False]
+    want = plain.sample(logits[[0, 2]].clone(), slots[[0, 2]], positions[:2], 2)
+    assert want.nan_rows is None, "nobody looked"
+    assert out.tokens[[0, 2]].tolist() == want.tokens.tolist()
+    assert 0 <= int(out.tokens[1]) < VOCAB
+    assert watching.plain_draw(np.array([0]), None) is None, "a captured draw does not look"
+
+
 def test_results_are_exact_with_steps_in_flight() -> None:
     """The counts of step n are there for step n + 1 though nothing has read step n's token."""
     it, launched = sampler(), []

@@ -8,7 +8,7 @@ text ended at a stop string is aborted on the engine at once. Retries wrap aroun
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from tokenspeed.gateway.chat.choice import Choice, Piece, Tokens
@@ -88,7 +88,7 @@ class Answer:
             return None
         finish = batch.finished_reasons[row]
         if finish == "abort":
-            _raise_if_refused(batch, row)
+            _raise_if_refused(batch, row, self._job.names)
         tokens = _tokens_of(batch, row, finish)
         if not tokens.ids and not finish:
             return None
@@ -156,9 +156,9 @@ def _prompt_scores(batch: BatchTokenIDOutSlim, row: int) -> list[PromptScore]:
     ]
 
 
-def _raise_if_refused(batch: BatchTokenIDOutSlim, row: int) -> None:
+def _raise_if_refused(batch: BatchTokenIDOutSlim, row: int, names: Mapping[str, str]) -> None:
     """An abort with a status is the engine's error; one without is an end like others (somebody aborted it)."""
     status = batch.finished_status_codes[row] if batch.finished_status_codes else None
     message = batch.finished_messages[row] if batch.finished_messages else None
     if status or message:
-        raise from_engine(status, message)
+        raise from_engine(status, message, names)

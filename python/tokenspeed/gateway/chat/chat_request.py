@@ -15,6 +15,7 @@ from tokenspeed.config.sampling import RequestError, SamplingParams
 from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.fields import (
     SamplingFields,
+    caller_names,
     check_params,
     handling,
     parse_body,
@@ -112,6 +113,11 @@ async def conversation_job(
         reply=reply,
         format=form(prompt, request_id),
         stream=bool(request.stream),
+        names={
+            **caller_names(request),
+            **({} if use.schema is None else {"json_schema": "tools"}),
+            "prompt": "messages",
+        },
     )
 
 

@@ -10,6 +10,7 @@ from tokenspeed.config.sampling import MAX_CHOICES
 from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.fields import (
     SamplingFields,
+    caller_names,
     check_params,
     handling,
     parse_body,
@@ -85,6 +86,7 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
         reply=None,
         format=form,
         stream=bool(request.stream),
+        names=caller_names(request),
     )
 
 

@@ -14,7 +14,15 @@ import msgspec
 
 from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.completion_request import MAX_PROMPTS
-from tokenspeed.gateway.chat.fields import SamplingFields, check_params, convert, handling, parse_body, sampling_params
+from tokenspeed.gateway.chat.fields import (
+    SamplingFields,
+    caller_names,
+    check_params,
+    convert,
+    handling,
+    parse_body,
+    sampling_params,
+)
 from tokenspeed.gateway.chat.generate_format import GenerateFormat, GenerateShape
 from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
@@ -90,6 +98,7 @@ async def _job(request: GenerateRequest, model: ServedModel, request_id: str) ->
         reply=None,
         format=GenerateFormat(shape, model.tokenizer),
         stream=bool(request.stream),
+        names={**caller_names(fields), "prompt": _source(request)},
     )
 
 

@@ -97,3 +97,16 @@ def test_texts_can_be_parsed_alone(gateway: RunningGateway) -> None:
     status, answer = gateway.post("/parse/reasoning", {"text": "", "reasoning_parser": "nobody"})
     assert (status, answer["error"]["param"]) == (400, "reasoning_parser")
     assert gateway.post("/parse/reasoning", {"text": "plain"}) == (200, {"text": "plain", "reasoning_text": ""})
+
+
+def test_preferred_parameters_are_for_requests_that_do_not_say_them() -> None:
+    preferred = ["--preferred-sampling-params", '{"temperature": 0.25, "top_k": 7, "presence_penalty": 0.5}']
+    with RunningGateway([echo], preferred) as running:
+        messages = [{"role": "user", "content": "hi"}]
+        for path, body in (("/v1/chat/completions", {"messages": messages}), ("/generate", {"text": "hi"})):
+            knobs = {"temperature": 0.75, "top_k": 3}
+            asked = {"sampling_params": knobs} if path == "/generate" else knobs
+            for more, want in (({}, (0.25, 7, 0.5)), (asked, (0.75, 3, 0.5))):
+                assert running.post(path, {**body, **more})[0] == 200
+                sent = running.engines[0].seen.requests[-1].sampling_params
+                assert (sent.temperature, sent.top_k, sent.presence_penalty) == want

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenspeed.config.sampling import (
@@ -53,6 +53,8 @@ class Job:
     """The parsers of reasoning and tool calls; None: all text is content."""
     format: Format
     stream: bool
+    names: Mapping[str, str]
+    """Our names of parameters -> the caller's, for what the engine says of them."""
 
     @property
     def num_generations(self) -> int:

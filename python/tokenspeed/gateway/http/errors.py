@@ -11,10 +11,11 @@ from __future__ import annotations
 import http
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 
 import msgspec
 
-from tokenspeed.config.sampling import RequestError
+from tokenspeed.config.sampling import RequestError, SamplingParams
 
 _encode = msgspec.json.Encoder().encode
 
@@ -28,6 +29,8 @@ _TYPES = {
 RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed: by a retry of ours, or of the client's."""
 
+_ENGINE_FIELDS = frozenset({"prompt", *(field.name for field in fields(SamplingParams))})
+_FIRST_WORD = re.compile(r"([a-z_]+):? ")
 _MESSAGE_WITH_CODE = re.compile(r"([a-z][a-z0-9_]{2,63}): (.+)", re.DOTALL)
 
 
@@ -94,14 +97,17 @@ def from_request_error(error: RequestError, names: Mapping[str, str]) -> ApiErro
     return ApiError(400, error.code, message, name)
 
 
-def from_engine(status: int | None, message: str | None) -> ApiError:
-    """An engine ended the request with a status; its message may begin with `code: `."""
+def from_engine(status: int | None, message: str | None, names: Mapping[str, str]) -> ApiError:
+    """An engine ended the request with a status; its message may begin with `code: ` and then with the name of a field,
+    which the caller knows by `names` (ours -> theirs)."""
     status = status or 500
     text = message or http.HTTPStatus(status).phrase if status in http.HTTPStatus._value2member_map_ else "aborted"
     with_code = _MESSAGE_WITH_CODE.fullmatch(text)
     code, text = (with_code[1], with_code[2]) if with_code else ("engine_refused", text)
     retry_after_s = 1 if status in (429, 503) else None
-    return ApiError(status, code, text, None, retry_after_s)
+    word = _FIRST_WORD.match(text)
+    param = word[1] if word and word[1] in _ENGINE_FIELDS else None
+    return in_callers_words(ApiError(status, code, text, param, retry_after_s), names)
 
 
 def no_available_workers(detail: str) -> ApiError:

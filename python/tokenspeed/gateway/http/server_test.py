@@ -230,6 +230,7 @@ def refusing(status: int, message: str) -> Any:
         (400, "context_length_exceeded: the pool is too small", "context_length_exceeded", "the pool is too small"),
         (400, "No code here.", "engine_refused", "No code here."),
         (500, "numerical error", "engine_refused", "numerical error"),
+        (400, "grammar_error: no text satisfies it", "grammar_error", "no text satisfies it"),
     ],
 )
 def test_a_refusal_of_the_engine_becomes_its_status_with_code_and_message(
@@ -239,6 +240,24 @@ def test_a_refusal_of_the_engine_becomes_its_status_with_code_and_message(
         for stream in (False, True):
             got, answer = refused.post(PATH, CHAT | {"stream": stream})
             assert (got, answer["error"]["code"], answer["error"]["message"]) == (status, code, text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message", "param", "text"),
+    [
+        ({}, "context_length_exceeded: prompt: too long", "messages", "messages: too long"),
+        ({"max_completion_tokens": 3}, "odd: max_new_tokens is", "max_completion_tokens", "max_completion_tokens is"),
+        ({"guided_regex": "a"}, "grammar_error: regex: no", "guided_regex", "guided_regex: no"),
+        ({"structured_outputs": {"regex": "a"}}, "grammar_error: regex: no", *["structured_outputs.regex"] * 2),
+        ({}, "grammar_error: nothing: no", None, "nothing: no"),
+    ],
+)
+def test_a_field_that_the_engine_names_is_named_as_the_caller_called_it(
+    asked: dict[str, Any], message: str, param: str | None, text: str
+) -> None:
+    with RunningGateway([refusing(400, message)], ["--disable-retries"]) as refused:
+        error = refused.post(PATH, CHAT | asked)[1]["error"]
+        assert error["param"] == param and error["message"].startswith(text)
 
 
 def test_an_abort_without_a_status_is_an_end_like_others() -> None:

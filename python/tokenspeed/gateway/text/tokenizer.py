@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,10 @@ class Tokenizer:
         self.size: int = backend.get_vocab_size(with_added_tokens=True)
         self.vocabulary = Vocabulary(self.size, backend.id_to_token, spelling, facts.added_ids, facts.special_ids)
         self._backend = backend
+
+    def prefer(self, sampling: Mapping[str, float]) -> None:
+        """Let these defaults stand before those that the model's files recommend."""
+        self.facts = replace(self.facts, sampling_defaults={**self.facts.sampling_defaults, **sampling})
 
     @property
     def bos_token(self) -> str | None:
