@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
 from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from tokenspeed import Engine
+from tokenspeed.config.sampling import derive_seed
 from tokenspeed.engine.errors import EngineDeadError
 from tokenspeed.engine.local_frontend import Delta
 
@@ -61,14 +64,32 @@ def test_a_request_is_the_same_alone_and_amid_31_others(engine: Engine, expected
 
 
 def test_eight_choices_differ_and_each_is_its_own_seeded_run(engine: Engine) -> None:
-    from tokenspeed.config.sampling import derive_seed
-
     params = {"temperature": 1.2, "max_new_tokens": 16, "seed": 77}
     (output,) = engine.generate("Once upon a time", {**params, "n": 8})
     tokens = [choice.token_ids for choice in output.choices]
     assert len({tuple(ids) for ids in tokens}) == 8
     singles = [{**params, "seed": derive_seed(77, index)} for index in range(8)]
     assert [single.token_ids for single in engine.generate(["Once upon a time"] * 8, singles)] == tokens
+
+
+def test_what_follows_free_reasoning_is_valid_in_every_choice_of_32(engine: Engine) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    params = {"temperature": 1.0, "n": 4, "max_new_tokens": 100, "json_schema": json.dumps(schema)}
+    asked = [{**params, "seed": index, "reasoning_end": "."} for index in range(8)]
+    outputs = engine.generate(["Where shall we go, and for how long?"] * 8, asked)
+    texts = [choice.text for output in outputs for choice in output.choices if choice.finish_reason == "stop"]
+    assert len(texts) > 16 and len(set(texts)) > 16, "most come to their end"
+    for text in texts:
+        reasoning, _, answer = text.partition(".")
+        assert reasoning and jsonschema_rs.Draft202012Validator(schema).is_valid(json.loads(answer)), text
+    single = {**asked[3], "n": 1, "seed": derive_seed(3, 2)}
+    alone = engine.generate("Where shall we go, and for how long?", single)[0]
+    assert alone.token_ids == outputs[3].choices[2].token_ids
 
 
 def test_the_best_of_many_are_those_with_the_highest_mean_logprob(engine: Engine) -> None:

@@ -38,9 +38,9 @@ CASES: dict[str, dict[str, Any]] = {
     "frequency_penalty": {"frequency_penalty": 0.7},
     "presence_penalty": {"presence_penalty": -1.1},
     "logit_bias": {"logit_bias": {7: 4.0, 16: -2.0, 20: -100.0}},
-    "min_new_tokens": {"min_new_tokens": 600, "stop_token_ids": [20], "logit_bias": {EOS: 9.0}},
+    "min_new_tokens": {"min_new_tokens": 105, "stop_token_ids": [20], "logit_bias": {EOS: 9.0}},
     "allowed_token_ids": {"allowed_token_ids": [1, 4, 16, 22]},
-    "bad_token_ids": {"bad_token_ids": [[20], [16, 10, 14], [10, 1], [16, 19]]},
+    "bad_token_ids": {"bad_token_ids": [[20], [16, 10, 14], [10, 1], [16, 19], [1, 10, 19]]},
     "all filters": {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "min_p": 0.03},
 }
 

@@ -59,11 +59,11 @@ THEIRS: dict[str, Callable[[], Sequence[LogitsProcessor]]] = {
     "presence_penalty": lambda: [Counted(0.0, -1.1)],
     "logit_bias": lambda: [bias({7: 4.0, 16: -2.0, 20: -100.0})],
     "min_new_tokens": lambda: [
-        MinNewTokensLengthLogitsProcessor(len(PROMPT), 600, [EOS, 20]),
+        MinNewTokensLengthLogitsProcessor(len(PROMPT), 105, [EOS, 20]),
         bias({EOS: 9.0}),
     ],
     "allowed_token_ids": lambda: [PrefixConstrainedLogitsProcessor(lambda *_: [1, 4, 16, 22], 1)],
-    "bad_token_ids": lambda: [NoBadWordsLogitsProcessor([[20], [16, 10, 14], [10, 1], [16, 19]], [EOS])],
+    "bad_token_ids": lambda: [NoBadWordsLogitsProcessor([[20], [16, 10, 14], [10, 1], [16, 19], [1, 10, 19]], [EOS])],
     "all filters": lambda: [
         TemperatureLogitsWarper(1.5),
         TopKLogitsWarper(12),
