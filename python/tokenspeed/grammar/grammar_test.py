@@ -110,6 +110,29 @@ def test_what_no_text_satisfies_is_an_error(backend: Backend, kind: str, text: s
         matcher(backend, kind, text)
 
 
+ENDLESS = [
+    'root ::= "a" root',
+    'root ::= "a" b\nb ::= ("c" b)+ | b{2,3}',
+    'root ::= (a | b)\na ::= "x" b\nb ::= [a-z]* a',
+]
+FINITE = [
+    'root ::= "(" root ")" | ""',
+    'root ::= "a" root?',
+    r'root ::= b{0,2} "\\" [")] "x | y"' + '\nb ::= "q" b',
+    'root ::= a | b\na ::= "x" a\nb ::= "] a"',
+]
+
+
+@pytest.mark.parametrize("text", [*ENDLESS, *FINITE])
+def test_a_grammar_whose_rules_only_lead_back_to_themselves_is_an_error(text: str) -> None:
+    backend = load_backend("xgrammar", TABLE, True)
+    if text in FINITE:
+        matcher(backend, "ebnf", text)
+        return
+    with pytest.raises(GrammarError, match="no text satisfies it"):
+        matcher(backend, "ebnf", text)
+
+
 def test_matchers_of_one_grammar_are_independent(backend: Backend) -> None:
     compiled = backend.compile(Constraint("regex", "a(b|c)", None))
     first, second = compiled.matcher((EOS,)), compiled.matcher((EOS,))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tokenspeed.config.constraint import Constraint
 from tokenspeed.grammar.backend import CompiledGrammar, GrammarError, Matcher, TokenTable, require_text
+from tokenspeed.grammar.productive import has_text
 
 MAX_WHITESPACE = 16
 """Blanks in a row between two parts of a JSON text: room for indentation, and no endless run of them."""
@@ -65,7 +66,10 @@ class XGrammarBackend:
         if constraint.kind == "regex":
             return self._compiler.compile_regex(text)
         if constraint.kind == "ebnf":
-            return self._compiler.compile_grammar(text)
+            grammar = xgrammar.Grammar.from_ebnf(text)
+            if not has_text(str(grammar)):
+                raise GrammarError("no text satisfies it: a rule leads back to itself in every way")
+            return self._compiler.compile_grammar(grammar)
         return self._compiler.compile_structural_tag(json.dumps(self._tagged(json.loads(text))))
 
     def _tagged(self, part: Any) -> Any:
