@@ -173,7 +173,8 @@ def _supervised(split: Split) -> int:
     # Everything that can be refused is refused now, while there is one line of output and no process.
     parse_launch([*gateway_words, "--model-path", "."])
     source = _resolve_source(values)
-    parallel = resolve(values, hardware.detect(), load_model_config(source, json_object(values, "hf_overrides"))).parallel
+    model_config = load_model_config(source, json_object(values, "hf_overrides"))
+    parallel = resolve(values, hardware.detect(), model_config).parallel
     if "data_parallel_rank" in split.engine.given:
         raise FlagError("--data-parallel-rank", "is for --headless; here all replicas are started")
     gateway_words += ["--model-path", str(source.path)]

@@ -104,7 +104,8 @@ def _gptq(config: Mapping[str, Any], where: str) -> tuple[QuantGroup, ...]:
     if layout not in ("gptq", "gptq_v2"):
         raise ModelError(f"{where}: gptq checkpoint_format {layout!r} is not supported (gptq, gptq_v2)")
     _require_bits(config, "gptq", (4, 8), where)
-    return (QuantGroup(("Linear",), layout, (0, 0), rounds_inputs=False),)
+    kind: WeightKind = "gptq" if layout == "gptq" else "gptq_v2"
+    return (QuantGroup(("Linear",), kind, (0, 0), rounds_inputs=False),)
 
 
 def _awq(config: Mapping[str, Any], where: str) -> tuple[QuantGroup, ...]:

@@ -251,7 +251,8 @@ def test_gpt_oss(experts: str, tmp_path: Path) -> None:
 
 
 def test_mixtral_with_a_tensor_an_expert(tmp_path: Path) -> None:
-    theirs = random_model("Mixtral", num_local_experts=4, num_experts_per_tok=2)
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    theirs = random_model("Mixtral", num_local_experts=4, num_experts_per_tok=2, rope_parameters=rope)
 
     def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
         return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)

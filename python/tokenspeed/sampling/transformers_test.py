@@ -5,6 +5,7 @@ how probable they are; and that draws of other seeds, choices and positions are 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -26,13 +27,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tokenspeed.sampling.testing import CASES, EOS, LOGITS, OUTPUT, PROMPT, VOCAB, count_draws, count_pairs
+from tests.support.draws import CASES, EOS, LOGITS, OUTPUT, PROMPT, VOCAB, count_draws, count_pairs
 from tokenspeed_kernel.registry import override
 
 NUM_DRAWS, NUM_BY_REFERENCE, NUM_INTERPRETED = 50_000, 5_000, 300
 
 
-class Counted(LogitsProcessor):  # type: ignore[misc]
+class Counted(LogitsProcessor):
     """OpenAI's frequency and presence penalties, which `transformers` lacks: of the output, not of the prompt."""
 
     def __init__(self, frequency: float, presence: float) -> None:
@@ -111,8 +112,9 @@ def test_draws_of_the_reference_follow_the_distribution_of_transformers(name: st
 
 
 def test_draws_of_tritons_kernels_follow_the_distribution_of_transformers() -> None:
-    command = [sys.executable, "-m", "tokenspeed.sampling.testing", str(NUM_INTERPRETED)]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "tests.support.draws", str(NUM_INTERPRETED)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     counts: dict[str, Any] = json.loads(result.stdout)
     assert list(counts) == list(CASES)
     for name, told in counts.items():

@@ -222,9 +222,9 @@ class QuantizedReader(WeightReader):
         half = 1 << (bits - 1)
         values = _fields(stored.T.contiguous(), bits)
         offset = 1 if group.kind == "gptq" else 0
-        zeros = ((_fields(packed, bits) + offset) & (2 * half - 1)).T.contiguous() - half
+        signed = ((_fields(packed, bits) + offset) & (2 * half - 1)).T.contiguous() - half
+        zeros = signed if bool((signed != 0).any()) else None
         groups = self._part(module, "g_idx") if self._inner.has(f"{module}.g_idx") else None
-        zeros = zeros if bool((zeros != 0).any()) else None
         scales = _spread(scales.contiguous(), values.shape, group.tile)
         if bits == 8:
             return self._in_8_bits((values - half).to(torch.int8), scales, zeros, groups)

@@ -96,7 +96,7 @@ def main(num_draws: int) -> int:
     os.environ["TRITON_INTERPRET"] = "1"
     from tokenspeed_kernel.sampling import triton_mask, triton_penalties, triton_sample
 
-    kernels = (triton_sample.sample, triton_penalties.apply_penalties, triton_mask.token_mask)
+    kernels: tuple[Any, ...] = (triton_sample.sample, triton_penalties.apply_penalties, triton_mask.token_mask)
     for op, function in zip(_SOLUTIONS, kernels, strict=True):
         register = kernel(
             f"sampling.{op}", name="interpreted", needs=anywhere(), dtypes=(torch.float32,), band=Band.REFERENCE
