@@ -150,21 +150,23 @@ class TensorMap(ctypes.Structure):
 
 
 def swizzled_rows(rows: torch.Tensor, box_rows: int) -> TensorMap:
-    """How to copy boxes of 64 columns and `box_rows` rows out of a contiguous matrix of 2-byte floats.
+    """How to copy boxes of 64 columns and `box_rows` rows out of a matrix of 2-byte floats.
 
-    In shared memory a row of a box has 128 bytes, and its 16-byte pieces lie permuted (hopper.cuh).
+    Elements of a row are adjacent; rows begin at multiples of 16 bytes. In shared memory a row of a box has 128 bytes,
+    and its 16-byte pieces lie permuted (hopper.cuh). What lies outside of the matrix is read as zero.
     """
     num_rows, num_columns = rows.shape
-    return _swizzled_rows(rows.data_ptr(), num_rows, num_columns, box_rows)
+    stride = rows.stride(0) if num_rows > 1 else num_columns
+    return _swizzled_rows(rows.data_ptr(), num_rows, num_columns, stride, box_rows)
 
 
 @functools.lru_cache(maxsize=4096)
-def _swizzled_rows(address: int, num_rows: int, num_columns: int, box_rows: int) -> TensorMap:
+def _swizzled_rows(address: int, num_rows: int, num_columns: int, stride: int, box_rows: int) -> TensorMap:
     memory = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + _TENSOR_MAP_ALIGNMENT)
     aligned = -(-ctypes.addressof(memory) // _TENSOR_MAP_ALIGNMENT) * _TENSOR_MAP_ALIGNMENT
     _call(
         "cuTensorMapEncodeTiled", ctypes.c_void_p(aligned), _BFLOAT16, 2, ctypes.c_void_p(address),
-        (ctypes.c_uint64 * 2)(num_columns, num_rows), (ctypes.c_uint64 * 1)(2 * num_columns),
+        (ctypes.c_uint64 * 2)(num_columns, num_rows), (ctypes.c_uint64 * 1)(2 * stride),
         (ctypes.c_uint32 * 2)(64, box_rows), (ctypes.c_uint32 * 2)(1, 1),
         _NOT_INTERLEAVED, _SWIZZLE_128_BYTES, _PROMOTE_256_BYTES, _OUTSIDE_IS_ZERO,
     )  # fmt: skip

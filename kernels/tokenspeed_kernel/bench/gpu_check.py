@@ -55,6 +55,16 @@ def check() -> list[str]:
     return wrong
 
 
+def products() -> list[str]:
+    """Hold our dense products against float32 at every number of rows; returns what went wrong."""
+    from tokenspeed_kernel.bench.product_check import check_products
+
+    start = time.perf_counter()
+    wrong = list(check_products())
+    print(f"{'FAIL' if wrong else 'ok':<5}products at every number of rows, {time.perf_counter() - start:.1f} s", flush=True)
+    return wrong
+
+
 def explain() -> None:
     """Print who wins each operation in bfloat16."""
     from tokenspeed_kernel.explain import explain_text
@@ -81,7 +91,7 @@ def main(arguments: list[str]) -> int:
         print("error: torch sees no GPU here", file=sys.stderr)
         return 2
     explain()
-    wrong = check()
+    wrong = check() + products()
     if not options.no_bench:
         from tokenspeed_kernel.bench.driver import measure, print_rows
 

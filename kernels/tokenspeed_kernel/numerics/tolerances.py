@@ -69,7 +69,7 @@ def distance(actual: torch.Tensor, expected: torch.Tensor, bound: Tolerance) -> 
         return float("inf")
     if actual.numel() == 0 or torch.equal(actual, expected):
         return 0.0
-    left, right = actual.double().cpu(), expected.double().cpu()
+    left, right = actual.double(), expected.to(actual.device).double()
     off = (left - right).abs()
     off[left == right] = 0.0  # equal infinities
     allowed = bound.atol + bound.rtol * right.abs()

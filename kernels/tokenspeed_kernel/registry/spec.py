@@ -20,6 +20,7 @@ from tokenspeed_kernel.registry.requirements import Requirement
 Solution = Callable[..., Any]
 F = TypeVar("F", bound=Solution)
 TraitRule = frozenset[Hashable] | Callable[[Any], bool]
+JointRule = tuple[tuple[str, ...], Callable[..., bool]]
 
 _KNOWN_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.uint8})
 
@@ -48,6 +49,7 @@ class KernelSpec:
     op: operation name; name: unique within the op; fn: called with exactly the arguments of the api function.
     needs: what the machine must have; dtypes: activation dtypes it takes.
     traits: per trait name the accepted values, or a predicate on the value; a trait not named accepts anything.
+    fits: names of traits and a predicate on their values together, for what no trait decides alone; or None.
     band, priority: rank among the solutions that fit.
     """
 
@@ -59,6 +61,7 @@ class KernelSpec:
     band: Band
     priority: int = 0
     traits: Mapping[str, TraitRule] = field(default_factory=dict)
+    fits: JointRule | None = None
 
     @property
     def rank(self) -> tuple[int, int, str]:
@@ -78,7 +81,17 @@ class KernelSpec:
             if not (rule(value) if callable(rule) else value in rule):
                 takes = rule.__name__.replace("_", " ") if callable(rule) else _names(rule)
                 return f"{trait} must be {takes}, the call has {value}"
-        return None
+        return self._joint_misfit(traits)
+
+    def _joint_misfit(self, traits: Mapping[str, Hashable]) -> str | None:
+        if self.fits is None or not all(name in traits for name in self.fits[0]):
+            return None
+        names, rule = self.fits
+        values = [traits[name] for name in names]
+        if rule(*values):
+            return None
+        told = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+        return f"must be {rule.__name__.replace('_', ' ')}, the call has {told}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +143,11 @@ def kernel(
     band: Band,
     priority: int = 0,
     traits: Mapping[str, Iterable[Hashable] | Callable[[Any], bool]] | None = None,
+    fits: JointRule | None = None,
 ) -> Callable[[F], F]:
     """Decorator: register a function as a solution of `op`. The function itself is returned unchanged.
+
+    The arguments are the fields of `KernelSpec`.
 
     Raises KernelError for an unknown operation or trait, an unsupported dtype, or a name already taken.
     """
@@ -140,7 +156,8 @@ def kernel(
         trait: rule if callable(rule) else frozenset(rule) for trait, rule in (traits or {}).items()
     }
     accepted = frozenset(dtypes)
-    if unknown := sorted(set(rules) - set(_OPS[op].trait_names)):
+    named = {*rules, *(fits[0] if fits else ())}
+    if unknown := sorted(named - set(_OPS[op].trait_names)):
         raise KernelError(f"{op}={name}: unknown trait {unknown[0]!r}; known: {', '.join(_OPS[op].trait_names)}")
     if not accepted or accepted - _KNOWN_DTYPES:
         raise KernelError(f"{op}={name}: dtypes must be some of {_names(_KNOWN_DTYPES)}")
@@ -148,7 +165,7 @@ def kernel(
     def register(fn: F) -> F:
         if name in known:
             raise KernelError(f"{op}={name} is registered twice")
-        known[name] = KernelSpec(op, name, fn, needs, accepted, band, priority, rules)
+        known[name] = KernelSpec(op, name, fn, needs, accepted, band, priority, rules, fits)
         for listener in _listeners:
             listener()
         return fn
