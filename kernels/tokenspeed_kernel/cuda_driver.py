@@ -91,6 +91,7 @@ class _LaunchConfig(ctypes.Structure):
 
 # Values of the driver API's enumerations.
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+_PREFERRED_SHARED_PERCENT = 9
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _BFLOAT16, _NOT_INTERLEAVED, _SWIZZLE_128_BYTES, _PROMOTE_256_BYTES, _OUTSIDE_IS_ZERO = 9, 0, 3, 3, 0
 _TENSOR_MAP_ALIGNMENT = 64
@@ -103,10 +104,15 @@ def _overlaps(ordinal: int) -> bool:
 
 
 class CudaModule:
-    """The kernels of one fatbin. shared_bytes: of dynamic shared memory that each launch gets."""
+    """The kernels of one fatbin. shared_bytes: of dynamic shared memory that each launch gets.
 
-    def __init__(self, name: str, shared_bytes: int = 0) -> None:
+    shared_percent: how much of the memory that shared memory and the first-level cache have in common is to be shared
+        memory; None: as the kernel ahead left it, where that will do.
+    """
+
+    def __init__(self, name: str, shared_bytes: int = 0, shared_percent: int | None = None) -> None:
         self._shared_bytes = shared_bytes
+        self._shared_percent = shared_percent
         self._path = _FATBIN_FOLDER / f"{name}.fatbin"
         self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
         self._modules: dict[int, ctypes.c_void_p] = {}
@@ -139,6 +145,8 @@ class CudaModule:
             _call("cuModuleGetFunction", ctypes.byref(handle), self._modules[ordinal], function.encode())
             if self._shared_bytes:
                 _call("cuFuncSetAttribute", handle, _MAX_DYNAMIC_SHARED_SIZE_BYTES, self._shared_bytes)
+            if self._shared_percent is not None:
+                _call("cuFuncSetAttribute", handle, _PREFERRED_SHARED_PERCENT, self._shared_percent)
             self._functions[ordinal, function] = handle
             return handle
 

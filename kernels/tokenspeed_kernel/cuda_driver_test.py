@@ -14,7 +14,8 @@ from tokenspeed_kernel import cuda_driver
 from tokenspeed_kernel.attention import cuda_paged
 from tokenspeed_kernel.cuda_driver import Image, fatbin_for, read_fatbin
 from tokenspeed_kernel.cuda_memory import _Memory
-from tokenspeed_kernel.gemm import cuda_skinny
+from tokenspeed_kernel.gemm import cuda_skinny, cuda_stream, cuda_wide
+from tokenspeed_kernel.gemm.signature import MANY_TOKENS, counted_tokens
 from tokenspeed_kernel.norm.cuda_norm import plan
 from tokenspeed_kernel.registry import Platform, explain
 
@@ -26,6 +27,8 @@ NAMES = [
     "prefill_attention",
     "sample",
     "skinny_gemm",
+    "stream_gemm",
+    "wide_gemm",
 ]
 HOPPER = Platform("x86_64", frozenset(), (9, 0), "H")
 
@@ -123,6 +126,15 @@ def names_in(fatbin: str) -> bytes:
                 for variant in ("sixteen", "eight", "gated", "f32_sixteen", "f32_eight")
             ],
         ),
+        (
+            "stream_gemm",
+            [
+                f"stream_gemm_{kind}_{groups}_{cut.columns}x{cut.panels}_{cut.split}"
+                for (kind, groups), cuts in cuda_stream.CUTS.items()
+                for cut in cuts
+            ],
+        ),
+        ("wide_gemm", [f"wide_gemm_{kind}" for kind in ("linear", "gated", "logits")]),
     ],
 )
 def test_every_function_that_a_launcher_names_is_in_its_fatbin(fatbin: str, functions: list[str]) -> None:
@@ -151,21 +163,73 @@ def test_decoding_cuts_rows_into_parts_where_they_are_few(pairs: int, longest: i
     assert cuda_paged.num_parts(pairs, longest) == parts
 
 
-def test_products_of_few_rows_are_skinny_and_of_many_are_cublas(fatbin: Path) -> None:
-    def winner(tokens: int) -> list[str]:
-        told = explain(
-            "gemm.linear", platform=HOPPER, device="cuda", dtype=torch.bfloat16, tokens=tokens, inputs=4096,
-            outputs=4096, weight_format="bfloat16", weight_layout="rows",
-        )  # fmt: skip
-        return [name for name, verdict, _ in told if verdict == "chosen"]
+@pytest.mark.parametrize(("kind", "rows"), [("linear", 4096), ("linear", 6144), ("gated", 24576), ("logits", 151936)])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_streamed_products_leave_few_cores_idle_and_need_not_share_k(kind: str, rows: int, groups: int) -> None:
+    cut = cuda_stream.pick_cut(kind, groups, rows)
+    blocks = -(-rows // cut.columns) * cut.split
+    assert blocks >= 96
+    assert cuda_stream.pick_cut(kind, groups, rows, whole=True).split == 1
 
+
+def test_sums_of_a_cluster_and_two_stages_fit_its_shared_memory() -> None:
+    for (_, groups), cuts in cuda_stream.CUTS.items():
+        for cut in cuts:
+            tokens = 64 * groups
+            stages = cuda_stream.num_stages(cut, tokens, cuda_stream.shared_bytes(cut, groups, 151936))
+            assert stages >= 2
+            assert cut.split == 1 or 4 * tokens * (cut.columns + 8) <= stages * cuda_stream.stage_bytes(cut, tokens)
+
+
+def test_rows_of_x_are_counted_one_by_one_where_tiles_change_and_in_steps_above() -> None:
+    assert [counted_tokens(n) for n in (1, 9, 256, 257, 1000, 10**6)] == [1, 9, 256, 320, 1024, MANY_TOKENS]
+
+
+def winner_of(op: str, tokens: int, outputs: int, platform: Platform = HOPPER) -> str:
+    told = explain(
+        op, platform=platform, device="cuda", dtype=torch.bfloat16, tokens=counted_tokens(tokens), inputs=4096,
+        outputs=outputs, weight_format="bfloat16", weight_layout="rows",
+    )  # fmt: skip
+    return next(name for name, verdict, _ in told if verdict == "chosen")
+
+
+def test_products_are_by_the_kernel_for_their_number_of_rows() -> None:
+    names_in("skinny_gemm"), names_in("stream_gemm"), names_in("wide_gemm")
+    assert {winner_of("gemm.linear", tokens, 6144) for tokens in (1, 8, 32, 192)} == {"cuda_stream"}
+    assert winner_of("gemm.linear", 1, 1024) == "cuda_bf16"  # too few blocks for all cores
+    assert winner_of("gemm.linear", 1024, 6144) == "cuda_wide"
+    assert winner_of("gemm.linear", 1100, 6144) == "torch_bfloat16"  # a second round of few tiles
+    assert winner_of("gemm.linear_silu_and_mul", 8192, 24576) == "cuda_wide"
+    assert winner_of("gemm.linear_silu_and_mul", 384, 24576) == "composed_cuda"
+    assert (winner_of("gemm.logits", 1, 151936), winner_of("gemm.logits", 64, 151936)) == ("cuda_bf16", "cuda_stream")
+
+
+def test_products_on_other_gpus_are_as_before() -> None:
     names_in("skinny_gemm")
-    assert (winner(1), winner(8), winner(9), winner(65)) == (
-        ["cuda_bf16"],
-        ["cuda_bf16"],
-        ["torch_bfloat16"],
-        ["torch_bfloat16"],
-    )
+    ampere = Platform("x86_64", frozenset(), (8, 0), "A")
+    assert winner_of("gemm.linear", 8, 6144, ampere) == "cuda_bf16"
+    assert winner_of("gemm.linear", 9, 6144, ampere) == "torch_bfloat16"
+
+
+def test_solutions_whose_bits_no_batch_changes_are_there_for_every_number_of_rows_and_chosen_for_none() -> None:
+    names_in("stream_gemm"), names_in("wide_gemm")
+    for tokens in (1, 192, 193, 10**5):
+        for op in ("gemm.linear", "gemm.linear_silu_and_mul", "gemm.logits"):
+            told = {
+                name: verdict
+                for name, verdict, _ in explain(
+                    op, platform=HOPPER, device="cuda", dtype=torch.bfloat16, tokens=counted_tokens(tokens), inputs=4096,
+                    outputs=6144, weight_format="bfloat16", weight_layout="rows",
+                )
+            }  # fmt: skip
+            assert told["cuda_invariant"] == "eligible"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "share"), [(256, 24576, 0.97), (1024, 6144, 0.97), (1024, 4096, 0.65), (384, 24576, 0.73)]
+)
+def test_wide_tiles_waste_what_does_not_fill_a_round_of_the_cores(tokens: int, rows: int, share: float) -> None:
+    assert cuda_wide.share_used(tokens, rows) == pytest.approx(share, abs=0.01)
 
 
 def test_attention_of_a_usual_model_is_cuda_on_hopper_and_triton_elsewhere(fatbin: Path) -> None:

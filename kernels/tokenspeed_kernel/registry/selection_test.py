@@ -116,6 +116,20 @@ def test_predicate_decides_on_a_trait(op: Op) -> None:
     assert found["pow"][1] == "head_dim must be power of two, the call has 48"
 
 
+def test_rule_over_several_traits_decides_where_all_of_them_are_known(op: Op) -> None:
+    def small_in_that_layout(head_dim: int, layout: str) -> bool:
+        return head_dim <= 64 or layout == "tall"
+
+    fits = (("head_dim", "layout"), small_in_that_layout)
+    kernel(op.name, name="joint", needs=cpu(), dtypes={BF16}, band=Band.NATIVE, fits=fits)(lambda: None)
+    assert select(op.name, Signature("cpu", BF16, (64, "flat"))).name == "joint"
+    assert select(op.name, Signature("cpu", BF16, (128, "tall"))).name == "joint"
+    assert select(op.name, Signature("cpu", BF16, (128, "flat"))).name == "reference"
+    found = verdicts(op, platform=LAPTOP, device="cpu", dtype=BF16, head_dim=128, layout="flat")
+    assert found["joint"][1] == "must be small in that layout, the call has head_dim=128, layout=flat"
+    assert verdicts(op, platform=LAPTOP, device="cpu", dtype=BF16, head_dim=128)["joint"][0] == "chosen"
+
+
 def test_call_that_nothing_fits_is_an_error_that_names_it() -> None:
     bare = declare_op(f"test.op{next(_names)}", ("size",))
     with pytest.raises(KernelError, match=rf"no solution of {bare.name} fits device=cpu, .*float32, size=3"):
@@ -243,6 +257,7 @@ def _register(op: str, name: str = "x", **changes: object) -> None:
     ("register", "message"),
     [
         (lambda op: _register(op, traits={"tail": {1}}), "unknown trait 'tail'"),
+        (lambda op: _register(op, fits=(("head_dim", "tail"), max)), "unknown trait 'tail'"),
         (lambda op: _register(op, dtypes=()), "dtypes must be some of"),
         (lambda op: _register(op, name="simd"), "registered twice"),
         (declare_op, "declared twice"),
