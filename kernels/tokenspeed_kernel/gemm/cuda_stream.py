@@ -88,7 +88,7 @@ def cut_us(cut: Cut, groups: int, rows: int, inputs: int) -> float:
     core = rounds * (cut.columns * per_row / 70e3 + 64 * groups * per_row / 150e3)
     both = (machine**4 + core**4) ** 0.25  # the larger, more where they are close
     joins = 2.0 if cut.split == 4 else 0.0
-    fills = -0.5 if rounds == 2 and groups == 1 else 1.5 * max(0, rounds - 2)  # a second block fills the first's gaps
+    fills = -0.8 if rounds == 2 and groups == 1 else 1.5 * max(0, rounds - 2)  # a second block fills the first's gaps
     return both + joins + fills + (0.4 if cut.panels == 4 else 0.0)
 
 
