@@ -61,7 +61,8 @@ def products() -> list[str]:
 
     start = time.perf_counter()
     wrong = list(check_products())
-    print(f"{'FAIL' if wrong else 'ok':<5}products at every number of rows, {time.perf_counter() - start:.1f} s", flush=True)
+    seconds = time.perf_counter() - start
+    print(f"{'FAIL' if wrong else 'ok':<5}products at every number of rows, {seconds:.1f} s", flush=True)
     return wrong
 
 

@@ -26,7 +26,7 @@ Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def check_products(tokens: Iterable[int] = TOKENS) -> Iterator[str]:
-    """What is wrong, a line each: sums that are off, rows of the `cuda_invariant` solution that depend on the others."""
+    """What is wrong, a line each: sums that are off, rows of `cuda_invariant` that depend on the others."""
     generator = torch.Generator("cuda").manual_seed(0)
     counts = sorted(tokens)
     for outputs, inputs in SHAPES:

@@ -160,15 +160,15 @@ def _more_than_skinny_takes(tokens: int) -> bool:
     return 8 < tokens <= 64
 
 
-def shaped_for_many_cores(tokens: int, outputs: int) -> bool:
-    """Not where the skinny product has more blocks."""
-    return tokens > 8 or outputs >= 4096
+def shaped_for_a_stream(tokens: int, outputs: int, inputs: int) -> bool:
+    """Where a whole layer was measured to be faster with it than with the skinny product or cuBLAS."""
+    return tokens <= 64 and outputs >= 4096 and inputs >= 4096
 
 
 def _register(op: str, fn: Callable[..., torch.Tensor], tokens: Callable[[int], bool]) -> None:
     kernel(
         op, name="cuda_stream", needs=NEEDS, dtypes={torch.bfloat16}, band=Band.SPECIALISED,
-        traits=dense_traits(tokens, even_eights), fits=(("tokens", "outputs"), shaped_for_many_cores),
+        traits=dense_traits(tokens, even_eights), fits=(("tokens", "outputs", "inputs"), shaped_for_a_stream),
     )(fn)  # fmt: skip
 
 

@@ -7,7 +7,7 @@ Shapes, dtypes and meaning of the arguments are stated once, in `api`; a solutio
 from tokenspeed_kernel.registry.spec import declare_op
 
 _WEIGHT = ("weight_format", "weight_layout")
-# tokens is capped: see api.layers.MANY_TOKENS. inputs and outputs are K and N.
+# tokens are counted in steps: see gemm.signature.counted_tokens. inputs and outputs are K and N.
 _PRODUCT = (*_WEIGHT, "tokens", "outputs", "inputs")
 _NORM = ("hidden", "weight_dtype")
 

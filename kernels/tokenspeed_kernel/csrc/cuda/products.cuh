@@ -112,9 +112,9 @@ __device__ inline uint32_t InBlock(uint32_t local, uint32_t rank) {
 
 // Orders nothing but what the block itself did: a release to the cluster would wait for all memory.
 __device__ inline void ArriveInBlock(uint64_t* barrier, uint32_t rank) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
-                   InBlock(SharedAddress(barrier), rank))
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(InBlock(SharedAddress(barrier), rank))
+      : "memory");
 }
 
 __device__ inline float4 LoadInBlock(uint32_t local, uint32_t rank) {
@@ -133,8 +133,7 @@ __device__ inline void CopyBoxToBoth(void* to, const CUtensorMap* map, int colum
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
       "cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(SharedAddress(to)),
-      "l"(map), "r"(SharedAddress(barrier)), "r"(column), "r"(row),
-      "h"(static_cast<uint16_t>(3))
+      "l"(map), "r"(SharedAddress(barrier)), "r"(column), "r"(row), "h"(static_cast<uint16_t>(3))
       : "memory");
 }
 
@@ -161,12 +160,16 @@ __device__ inline uint4 TransposeQuad(uint32_t a, uint32_t b, uint32_t c, uint32
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t ab = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1);
   const uint32_t cd = __shfl_xor_sync(0xffffffffu, odd ? c : d, 1);
-  if (odd) a = ab, c = cd;
-  else b = ab, d = cd;
+  if (odd)
+    a = ab, c = cd;
+  else
+    b = ab, d = cd;
   const uint32_t ac = __shfl_xor_sync(0xffffffffu, high ? a : c, 2);
   const uint32_t bd = __shfl_xor_sync(0xffffffffu, high ? b : d, 2);
-  if (high) a = ac, b = bd;
-  else c = ac, d = bd;
+  if (high)
+    a = ac, b = bd;
+  else
+    c = ac, d = bd;
   return make_uint4(a, b, c, d);
 }
 
@@ -220,8 +223,8 @@ __device__ inline void StoreTile(const float (&d)[N / 2], int row, int column,
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float2 pair = Finished<N, GATED>(d, eight + i, half,
-                                                 column + (eight + i) * 8 + quad * 2, output);
+          const float2 pair =
+              Finished<N, GATED>(d, eight + i, half, column + (eight + i) * 8 + quad * 2, output);
           words[i] = Packed(pair.x, pair.y);
         }
         const uint4 whole = TransposeQuad(words[0], words[1], words[2], words[3]);

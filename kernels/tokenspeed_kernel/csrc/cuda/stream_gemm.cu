@@ -211,8 +211,8 @@ __device__ inline void StreamGemm(const CUtensorMap* x_map, const CUtensorMap* w
   float* sums = reinterpret_cast<float*>(ring.base);
 
   if (threadIdx.x >= kConsumers) {
-    const StreamProducer<N, PANELS, GATED> producer = {
-        x_map, weight_map, ring, full, column, shape.outputs, first};
+    const StreamProducer<N, PANELS, GATED> producer = {x_map,  weight_map,    ring, full,
+                                                       column, shape.outputs, first};
     if (threadIdx.x == kConsumers) producer.Run(chunks, empty);
     __syncwarp();
     if (SPLIT > 1) {
@@ -241,8 +241,8 @@ __device__ inline void StreamGemm(const CUtensorMap* x_map, const CUtensorMap* w
 }  // namespace tokenspeed
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define TOKENSPEED_STREAM_BODY(GROUPS, N, PANELS, SPLIT, GATED, OUT)                               \
-  tokenspeed::StreamGemm<GROUPS, N, PANELS, SPLIT, GATED, OUT>(&x_map, &weight_map, bias, out,     \
+#define TOKENSPEED_STREAM_BODY(GROUPS, N, PANELS, SPLIT, GATED, OUT)                           \
+  tokenspeed::StreamGemm<GROUPS, N, PANELS, SPLIT, GATED, OUT>(&x_map, &weight_map, bias, out, \
                                                                shape);
 #else
 #define TOKENSPEED_STREAM_BODY(...)

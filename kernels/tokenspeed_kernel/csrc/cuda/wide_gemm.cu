@@ -181,10 +181,9 @@ __device__ inline void WideGemm(const CUtensorMap* x_map, const CUtensorMap* wei
 #endif
 
 #define TOKENSPEED_WIDE(NAME, GATED, OUT)                                                        \
-  extern "C" __global__ void TOKENSPEED_CLUSTER(2) __launch_bounds__(384, 1)                     \
-      wide_gemm_##NAME(const __grid_constant__ CUtensorMap x_map,                                \
-                       const __grid_constant__ CUtensorMap weight_map, const __nv_bfloat16* bias, \
-                       OUT* out, const tokenspeed::WideShape shape) {                            \
+  extern "C" __global__ void TOKENSPEED_CLUSTER(2) __launch_bounds__(384, 1) wide_gemm_##NAME(   \
+      const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap weight_map, \
+      const __nv_bfloat16* bias, OUT* out, const tokenspeed::WideShape shape) {                  \
     TOKENSPEED_WIDE_BODY(GATED, OUT)                                                             \
   }
 
