@@ -16,7 +16,9 @@ def test_the_reference_configuration_is_read() -> None:
     assert (config.publisher, config.topic, config.buffer_steps) == ("zmq", "kv-events", 10_000)
 
 
-@pytest.mark.parametrize("text", [None, "{}", '{"publisher":"zmq"}', '{"enable_kv_cache_events":true,"publisher":"null"}'])
+@pytest.mark.parametrize(
+    "text", [None, "{}", '{"publisher":"zmq"}', '{"enable_kv_cache_events":true,"publisher":"null"}']
+)
 def test_it_takes_both_keys_to_publish(text: str | None) -> None:
     assert not parse_kv_events(text).publishes
 

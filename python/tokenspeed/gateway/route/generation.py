@@ -44,6 +44,8 @@ class Generation:
         self._requests = requests
         self._open: dict[int, str] = {}
         self._rows: list[Row] = []
+        self._told = [0] * len(requests)
+        """Tokens of each choice that have arrived."""
         self._lost: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -96,7 +98,15 @@ class Generation:
         choice, batch, index = row
         if choice not in self._open:
             return
-        if batch.finished_reasons[index]:
+        finish = batch.finished_reasons[index]
+        told = self._told[choice] = self._told[choice] + len(batch.output_ids[index])
+        # An engine may keep the token that ended a choice to itself; anything else that is missing was lost on the way.
+        if batch.completion_tokens[index] > told + (finish == "stop"):
+            self._abort_open()
+            self._lost = worker_lost("results of the request were lost between the engine and the gateway")
+            self._wake()
+            return
+        if finish:
             del self._open[choice]
         self._rows.append(row)
         self._wake()

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Whole processes among peers that break: garbage, loss, sudden death."""

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""An engine whose gateway sends garbage: real requests end once each, blocks return, the engine lives."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fault.garbage import mutations
+from tests.fault.raw_lane import RawGateway
+from tests.support.peers import Http, Program, headless_engine
+from tests.support.server import free_port
+from tokenspeed.rpc.lane import wire
+
+NUM_GARBAGE = 600
+
+
+@pytest.fixture(scope="module")
+def control() -> Http:
+    return Http(free_port())
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RawGateway]:
+    bound = RawGateway()
+    yield bound
+    bound.close()
+
+
+@pytest.fixture(scope="module")
+def engine(gateway: RawGateway, control: Http) -> Iterator[Program]:
+    with headless_engine(gateway.port, "--rl-control-port", str(control.port), "--log-level", "error") as running:
+        gateway.accept()
+        yield running
+
+
+def request(rid: str, max_new_tokens: int) -> bytes:
+    params = wire.SamplingParamsWire(
+        max_new_tokens=max_new_tokens,
+        stop=None,
+        stop_token_ids=None,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=1 << 30,
+        min_p=0.0,
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+        repetition_penalty=1.0,
+        min_new_tokens=0,
+        json_schema=None,
+        regex=None,
+        ebnf=None,
+        structural_tag=None,
+        ignore_eos=True,
+        skip_special_tokens=True,
+        spaces_between_special_tokens=True,
+        no_stop_trim=False,
+        thinking_budget=None,
+        custom_params=None,
+        stream_interval=None,
+        logit_bias=None,
+        seed=1,
+        logprobs=None,
+        n=1,
+        stop_strs=[],
+        stop_str_max_len=0,
+        is_normalized=True,
+    )
+    plain = wire.PlainGenerateReqInput(rid, None, None, [5, 6, 7, 8], params, False, -1, 0, None, True)
+    return wire.encode(plain)
+
+
+def ends(gateway: RawGateway, wanted: set[str]) -> Counter[str]:
+    """Terminal rows by request until every wanted one has had one, and then for a moment longer."""
+    seen: Counter[str] = Counter()
+    while True:
+        frame = gateway.receive(300 if wanted <= seen.keys() else 60_000)
+        if frame is None:
+            assert wanted <= seen.keys(), f"nothing of {wanted - seen.keys()}"
+            return seen
+        batch = wire.decode_output(frame)
+        assert isinstance(batch, wire.BatchTokenIDOutSlim)
+        seen.update(rid for rid, reason in zip(batch.rids, batch.finished_reasons) if reason)
+
+
+def wait_idle(control: Http) -> None:
+    deadline_s = time.monotonic() + 30
+    while (load := control.get("/v1/loads")["loads"][0])["num_reqs"] or load["num_pages"]:
+        assert time.monotonic() < deadline_s, load
+        time.sleep(0.05)
+
+
+def test_garbage_among_requests_costs_no_request_and_no_block(
+    engine: Program, gateway: RawGateway, control: Http
+) -> None:
+    wanted = set()
+    for number, garbage in enumerate(mutations(request("mutant", 3), NUM_GARBAGE, seed=1)):
+        gateway.send(wire.FRAME_ADD, garbage)
+        if number % 60 == 0:
+            wanted.add(f"real-{number}")
+            gateway.send(wire.FRAME_ADD, request(f"real-{number}", 12))
+    seen = ends(gateway, wanted)
+    assert all(seen[rid] == 1 for rid in wanted)
+    # Some mutants are requests too, and some of those have no end in sight.
+    gateway.send(*wire.encode_abort(list(seen)))
+    assert control.post("/abort_request", {"abort_all": True})[0] == 200
+    wait_idle(control)
+    assert engine.process.poll() is None
+
+
+def test_other_garbage_is_dropped_too(engine: Program, gateway: RawGateway, control: Http) -> None:
+    abort, call = wire.encode_abort(["a", "b"]), wire.encode_control(wire.ControlCall(1, "flush_cache", [0.0]))
+    for kind, payload in (abort, call):
+        for garbage in mutations(payload, NUM_GARBAGE // 4, seed=2):
+            gateway.send(kind, garbage)
+    for frames in ([b""], [b"\x07", b"\x90"], [b"\x00"], [b"\x00", b"\xc1", b"aux"], [b"\x03", b"\x90"]):
+        gateway.send(*frames)
+    gateway.send(wire.FRAME_ADD, request("after", 4))
+    while "after" not in (terminal := rids_that_ended(gateway)):
+        assert terminal is not None
+    wait_idle(control)
+    assert engine.process.poll() is None
+
+
+def rids_that_ended(gateway: RawGateway) -> set[str]:
+    """Of the next frame of results; answers to control calls are skipped."""
+    while True:
+        frame = gateway.receive()
+        assert frame is not None, "the engine says nothing any more"
+        output = wire.decode_output(frame)
+        if isinstance(output, wire.BatchTokenIDOutSlim):
+            return {rid for rid, reason in zip(output.rids, output.finished_reasons) if reason}
