@@ -21,6 +21,7 @@ run_part() {
     check)
       "$python" kernels/tokenspeed_kernel/bench/gpu_check.py --no-build
       "$python" tools/bench/graph_check.py
+      "$python" tools/bench/deterministic_check.py
       ;;
     bench)
       # shellcheck disable=SC2046

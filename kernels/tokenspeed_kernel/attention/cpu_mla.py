@@ -27,6 +27,7 @@ def _a_multiple_of_16(dim: int) -> bool:
     dtypes=(torch.float32,),
     traits={"latent_dim": _a_multiple_of_16, "key_dim": _a_multiple_of_16, "kv_dtype": KV_DTYPES},
     band=Band.NATIVE,
+    batch_invariant=True,
 )
 def latent_attention(
     q: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, scale: float, latent_dim: int

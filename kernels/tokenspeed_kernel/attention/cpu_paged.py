@@ -60,6 +60,7 @@ def row_arguments(meta: AttentionMetadata) -> tuple[int, int, int, int, int, int
     dtypes=(torch.float32,),
     traits={"head_dim": _a_multiple_of_16, "kv_dtype": KV_DTYPES},
     band=Band.NATIVE,
+    batch_invariant=True,
 )
 def paged_attention(
     q: torch.Tensor,

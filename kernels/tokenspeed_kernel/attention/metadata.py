@@ -4,8 +4,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+
+
+class RowRange(NamedTuple):
+    """Rows [first, first + count), none of more than `max_query_len` queries."""
+
+    first: int
+    count: int
+    max_query_len: int
 
 
 @dataclass(frozen=True)
@@ -28,3 +37,13 @@ class AttentionMetadata:
     max_query_len: int
     max_kv_len: int
     num_decode_rows: int
+
+    @property
+    def decode_rows(self) -> RowRange:
+        """Those of one query each."""
+        return RowRange(0, self.num_decode_rows, 1)
+
+    @property
+    def prefill_rows(self) -> RowRange:
+        """The others."""
+        return RowRange(self.num_decode_rows, self.kv_lens.shape[0] - self.num_decode_rows, self.max_query_len)

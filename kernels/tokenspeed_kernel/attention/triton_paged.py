@@ -17,13 +17,14 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.attention.metadata import AttentionMetadata, RowRange
 from tokenspeed_kernel.quant.triton_fp8 import from_fp8
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _LOG2E = 1.4426950408889634
 _TILE_N = 64
+_INVARIANT_TILE_M = 64
 _MIN_SPLIT_TOKENS = 128
 _MAX_SPLITS = 64
 
@@ -178,8 +179,12 @@ def prefill_kernel(
     CACHE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     GROUP: tl.constexpr, TILE_M: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, TILE_D: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+    ONE_LOOP: tl.constexpr,
 ):  # fmt: skip
-    """TILE_M queries of one row and one head. The longest tiles come first: the grid's first axis counts down."""
+    """TILE_M queries of one row and one head. The longest tiles come first: the grid's first axis counts down.
+
+    ONE_LOOP: all keys by the code that masks, so that what becomes of a query does not depend on its tile.
+    """
     head = tl.program_id(1)
     row = (tl.program_id(2) + first_row).to(tl.int64)
     start = tl.load(query_start + row)
@@ -207,6 +212,8 @@ def prefill_kernel(
         whole = (context + skipped + 1) // TILE_N * TILE_N
         if WINDOW > 0:
             first = tl.maximum(context + skipped - WINDOW + 1, 0) // TILE_N * TILE_N
+            whole = first
+        if ONE_LOOP:
             whole = first
         end = tl.minimum(context + skipped + TILE_M, kv_len)
         acc, peak, total = _attend(
@@ -271,7 +278,40 @@ def paged_attention(
     if meta.num_decode_rows:
         _decode(q, cache, meta, rule, out)
     if meta.num_decode_rows < meta.kv_lens.shape[0]:
-        _prefill(q, cache, meta, rule, out)
+        _prefill(q, cache, meta, meta.prefill_rows, rule, out)
+    return out
+
+
+@kernel(
+    "attention.paged",
+    name="triton_invariant",
+    needs=cuda(8),
+    dtypes=_FLOATS,
+    traits={"head_dim": _head_dim_fits, "block_size": _power_of_two, "kv_dtype": (*_FLOATS, torch.float8_e4m3fn)},
+    band=Band.PORTABLE,
+    priority=-1,
+    batch_invariant=True,
+)
+def invariant_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """The prefill kernel for all rows, in tiles of one size: each query meets the keys in the same tiles and order
+    whatever else is in its own, and a tile that it does not see changes no bit."""
+    _check(q, k_cache, v_cache, meta)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    rule = _Rule(scale * _LOG2E, window, softcap * _LOG2E, sinks)
+    cache = _cache(k_cache, v_cache, scales)
+    for rows in (meta.decode_rows, meta.prefill_rows):
+        if rows.count:
+            _prefill(q, cache, meta, rows, rule, out, invariant=True)
     return out
 
 
@@ -338,21 +378,25 @@ def _prefill(
     q: torch.Tensor,
     cache: _Cache,
     meta: AttentionMetadata,
+    rows: RowRange,
     rule: _Rule,
     out: torch.Tensor,
+    invariant: bool = False,
 ) -> None:
     _, num_kv_heads, block_size, head_dim = cache.k.shape
-    num_heads, first = q.shape[1], meta.num_decode_rows
+    num_heads = q.shape[1]
     half = q.element_size() == 2
-    tile_m = min(128 if half and head_dim <= 128 else 64, max(16, triton.next_power_of_2(meta.max_query_len)))
-    grid = (triton.cdiv(meta.max_query_len, tile_m), num_heads, meta.kv_lens.shape[0] - first)
+    tile_m = min(128 if half and head_dim <= 128 else 64, max(16, triton.next_power_of_2(rows.max_query_len)))
+    if invariant:
+        tile_m = _INVARIANT_TILE_M
+    grid = (triton.cdiv(rows.max_query_len, tile_m), num_heads, rows.count)
     prefill_kernel[grid](
         q, *cache[:4], meta.block_tables, meta.query_start, meta.kv_lens, rule.sinks, out, rule.scale,
-        q.stride(0), q.stride(1), meta.block_tables.stride(0), num_heads, num_kv_heads, first,
+        q.stride(0), q.stride(1), meta.block_tables.stride(0), num_heads, num_kv_heads, rows.first,
         CACHE=cache.kind, WINDOW=rule.window, CAP=rule.cap, SINKS=rule.sinks is not None,
         GROUP=num_heads // num_kv_heads, TILE_M=tile_m, BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, TILE_D=triton.next_power_of_2(head_dim), TILE_N=_TILE_N if half else 32,
-        PRECISION=_precision(q), num_warps=8 if tile_m == 128 else 4, num_stages=3 if half else 2,
+        PRECISION=_precision(q), ONE_LOOP=invariant, num_warps=8 if tile_m == 128 else 4, num_stages=3 if half else 2,
     )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Fused products as the operations that they are made of, each by the solution that fits it."""
+"""Fused products as the operations that they are made of, each by the solution that fits it: invariant as those are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def logits(x: torch.Tensor, weight: Weight) -> torch.Tensor:
 
 def _register(suffix: str, needs: Requirement, dtypes: tuple[torch.dtype, ...]) -> None:
     for op, fn in (("gemm.linear_silu_and_mul", linear_silu_and_mul), ("gemm.logits", logits)):
-        kernel(op, name=f"composed_{suffix}", needs=needs, dtypes=dtypes, band=Band.PORTABLE)(fn)
+        kernel(op, name=f"composed_{suffix}", needs=needs, dtypes=dtypes, band=Band.PORTABLE, batch_invariant=True)(fn)
 
 
 _register("cpu", cpu(), (torch.float32,))

@@ -16,7 +16,15 @@ from tokenspeed_kernel.registry import Band, cpu, kernel
 _TRAITS = {"weight_format": FORMAT_CODES, "weight_layout": (CPU_LAYOUT,)}
 
 
-@kernel("gemm.linear", name="cpu", needs=cpu(), dtypes=(torch.float32,), traits=_TRAITS, band=Band.NATIVE)
+@kernel(
+    "gemm.linear",
+    name="cpu",
+    needs=cpu(),
+    dtypes=(torch.float32,),
+    traits=_TRAITS,
+    band=Band.NATIVE,
+    batch_invariant=True,
+)
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """One chain of fused multiply-adds over K for every output. ValueError when shapes disagree."""
     num_tokens, num_values = x.shape
@@ -56,6 +64,7 @@ def _whole_panels(rows_per_head: int) -> bool:
     dtypes=(torch.float32,),
     traits=_TRAITS | {"rows_per_head": _whole_panels},
     band=Band.NATIVE,
+    batch_invariant=True,
 )
 def linear_heads(x: torch.Tensor, weight: PackedWeight, out: torch.Tensor) -> None:
     """The same chain for every output of every head. ValueError when shapes disagree."""

@@ -3,8 +3,7 @@
 """Linear layers and embeddings in Triton on weights that stay in eight or four bits (layout "scaled").
 
 Values become the activations' dtype in registers, exactly: e4m3, int8 and int4 minus its zero fit in bfloat16. A
-block's product is scaled in float32, so nothing is rounded but the activations themselves. The order of the sum over K
-depends on the weight alone, so a row's result does not depend on its batch.
+block's product is scaled in float32, so nothing is rounded but the activations themselves.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from tokenspeed_kernel.registry import Band, cuda, kernel
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _TRAITS = {"weight_format": SCALED_FORMATS, "weight_layout": (SCALED_LAYOUT,)}
+_MOST_TOKENS = 64
+"""Of a tile."""
 
 
 @triton.jit
@@ -104,6 +105,25 @@ def scaled_embedding_kernel(
 @kernel("gemm.linear", name="triton_scaled", needs=cuda(8), dtypes=_FLOATS, traits=_TRAITS, band=Band.PORTABLE)
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """One launch. ValueError when shapes disagree."""
+    return _linear(x, weight, bias, min(_MOST_TOKENS, max(16, triton.next_power_of_2(x.shape[0]))))
+
+
+@kernel(
+    "gemm.linear",
+    name="triton_scaled_invariant",
+    needs=cuda(8),
+    dtypes=_FLOATS,
+    traits=_TRAITS,
+    band=Band.PORTABLE,
+    priority=-1,
+    batch_invariant=True,
+)
+def invariant_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """The same in tiles of one size, so that the matrix units sum a row in one way."""
+    return _linear(x, weight, bias, _MOST_TOKENS)
+
+
+def _linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, tile_t: int) -> torch.Tensor:
     num_tokens, num_columns = x.shape
     if num_columns != weight.shape[1]:
         raise ValueError(f"x has {num_columns} columns, the weight {weight.shape} needs {weight.shape[1]}")
@@ -114,8 +134,7 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     if num_tokens == 0:
         return out
     kind, block = _kind(weight)
-    tile_t = min(64, max(16, triton.next_power_of_2(num_tokens)))
-    tile_n = 64 if tile_t == 64 else 32
+    tile_n = 64 if tile_t == _MOST_TOKENS else 32
     grid = (triton.cdiv(num_rows, tile_n), triton.cdiv(num_tokens, tile_t))
     zeros = weight.data if weight.zeros is None else weight.zeros
     scaled_linear_kernel[grid](

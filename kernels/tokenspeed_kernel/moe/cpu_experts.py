@@ -93,6 +93,7 @@ def _rule(routing: Routing) -> Any:
     dtypes=(torch.float32,),
     traits={"weight_layouts": _ours},
     band=Band.NATIVE,
+    batch_invariant=True,
 )
 def run_experts(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> torch.Tensor:
     """Tokens sorted by expert, two grouped products, a sum in the order of choice. ValueError: shapes disagree."""

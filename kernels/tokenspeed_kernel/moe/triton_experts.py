@@ -21,6 +21,7 @@ from tokenspeed_kernel.quant.packed import ROWS_LAYOUT
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
 _SCAN = 1024
+_INVARIANT_ROWS = 64
 
 
 @triton.jit
@@ -192,7 +193,18 @@ def tile_rows(num_pairs: int, num_experts: int, half: bool) -> int:
     return max(16, min(128 if half else 64, average))
 
 
-def _run(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> torch.Tensor:
+def _fastest(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """Tiles as the number of pairs asks for."""
+    tile_m = tile_rows(chosen.numel(), experts.down.shape[0], x.element_size() == 2)
+    return _run(x, weights, chosen, experts, tile_m)
+
+
+def _invariant(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """Tiles of one size, so that the matrix units sum a pair in one way."""
+    return _run(x, weights, chosen, experts, _INVARIANT_ROWS)
+
+
+def _run(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: Experts, tile_m: int) -> torch.Tensor:
     """Five launches."""
     _check(x, weights, chosen, experts)
     tokens, top_k = chosen.shape
@@ -200,8 +212,7 @@ def _run(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: 
     out = torch.empty(tokens, num_outputs, dtype=x.dtype, device=x.device)
     if tokens == 0:
         return out
-    half = x.element_size() == 2
-    work = _sort(chosen, num_experts, tile_rows(chosen.numel(), num_experts, half))
+    work = _sort(chosen, num_experts, tile_m)
     middle = torch.empty(tokens * top_k, inner, dtype=x.dtype, device=x.device)
     pairs = torch.empty(tokens * top_k, num_outputs, dtype=x.dtype, device=x.device)
     _gate_up(x, experts, work, top_k, middle)
@@ -266,11 +277,14 @@ def _rows(layouts: tuple[str, ...]) -> bool:
 
 for _dtype in (torch.float32, torch.bfloat16, torch.float16):
     _name = str(_dtype).removeprefix("torch.")
-    kernel(
-        "moe.experts",
-        name=f"triton_{_name}",
-        needs=cuda(8),
-        dtypes={_dtype},
-        traits={"weight_formats": {(_name, _name)}, "weight_layouts": _rows},
-        band=Band.PORTABLE,
-    )(_run)
+    for _suffix, _fn in (("", _fastest), ("_invariant", _invariant)):
+        kernel(
+            "moe.experts",
+            name=f"triton_{_name}{_suffix}",
+            needs=cuda(8),
+            dtypes={_dtype},
+            traits={"weight_formats": {(_name, _name)}, "weight_layouts": _rows},
+            band=Band.PORTABLE,
+            priority=-1 if _suffix else 0,
+            batch_invariant=bool(_suffix),
+        )(_fn)

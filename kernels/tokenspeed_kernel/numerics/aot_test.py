@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -16,6 +17,7 @@ from triton.compiler import ASTSource
 from tokenspeed_kernel.activation.triton_silu import silu_and_mul_kernel
 from tokenspeed_kernel.attention.triton_mla import latent_kernel
 from tokenspeed_kernel.attention.triton_paged import decode_kernel, merge_kernel, num_splits, prefill_kernel
+from tokenspeed_kernel.gemm.triton_invariant import Tile, invariant_linear_kernel, tile_for
 from tokenspeed_kernel.gemm.triton_scaled import scaled_embedding_kernel, scaled_linear_kernel
 from tokenspeed_kernel.kvcache.triton_store import store_kv_kernel, store_latent_kernel
 from tokenspeed_kernel.moe.triton_experts import (
@@ -94,6 +96,16 @@ _SCALED = {
     "scales": "*fp32",
 }
 _SCALED_TILES = {"BIASED": True, "BLOCK": 128, "TILE_T": 16, "TILE_N": 32, "PRECISION": "tf32"}
+
+
+def _invariant(num_tokens: int, num_outputs: int, type: str, dtype: torch.dtype) -> Build:
+    tile: Tile = tile_for(num_tokens, num_outputs, dtype)
+    constants = {"BIASED": True, "WHOLE_K": True, "IN_A_ROW": 8, "PRECISION": "ieee" if type == "fp32" else "tf32"}
+    constants |= {"TILE_T": tile.tokens, "TILE_N": tile.outputs, "TILE_K": tile.inputs}
+    types = dict.fromkeys(("x", "weight", "bias", "out"), f"*{type}")
+    return Build(invariant_linear_kernel, types, constants, tile.num_warps, tile.num_stages)
+
+
 _SAMPLE = {
     **dict.fromkeys(("logits", "temperatures", "top_ps", "min_ps"), "*fp32"),
     **dict.fromkeys(("top_ks", "out"), "*i32"),
@@ -169,7 +181,7 @@ BUILDS = {
     "prefill, windowed, with sinks": Build(
         prefill_kernel,
         {**_PAGED, "query_start": "*i32"},
-        {**_TILES, "TILE_M": 128, "WINDOW": 128, "SINKS": True},
+        {**_TILES, "TILE_M": 128, "WINDOW": 128, "SINKS": True, "ONE_LOOP": False},
         8,
     ),
     "merge": Build(
@@ -177,7 +189,12 @@ BUILDS = {
         {"partial": "*fp32", "stats": "*fp32", "out": "*bf16"},
         {"HEAD_DIM": 128, "TILE_D": 128, "NUM_SPLITS": 8},
     ),
-    "prefill": Build(prefill_kernel, {**_PAGED, "query_start": "*i32"}, {**_TILES, "TILE_M": 128}, 8),
+    "prefill": Build(
+        prefill_kernel, {**_PAGED, "query_start": "*i32"}, {**_TILES, "TILE_M": 128, "ONE_LOOP": False}, 8
+    ),
+    "prefill, invariant": Build(
+        prefill_kernel, {**_PAGED, "query_start": "*i32"}, {**_TILES, "TILE_M": 64, "ONE_LOOP": True}
+    ),
     "latent decode, split": Build(
         latent_kernel,
         {**_LATENT, "partial": "*fp32", "stats": "*fp32"},
@@ -257,9 +274,14 @@ BUILDS = {
     "prefill, fp8 with scales": Build(
         prefill_kernel,
         {**_PAGED, **_SMALL_CACHE, "query_start": "*i32"},
-        {**_TILES, "CACHE": "scaled", "TILE_M": 128},
+        {**_TILES, "CACHE": "scaled", "TILE_M": 128, "ONE_LOOP": False},
         8,
     ),
+    "linear, invariant, few rows": _invariant(1, 24576, "bf16", torch.bfloat16),
+    "linear, invariant, few outputs": _invariant(64, 4096, "bf16", torch.bfloat16),
+    "linear, invariant": _invariant(256, 4096, "fp16", torch.float16),
+    "linear, invariant, many rows": _invariant(1024, 4096, "bf16", torch.bfloat16),
+    "linear, invariant, float32": _invariant(64, 4096, "fp32", torch.float32),
     "linear, fp8": Build(scaled_linear_kernel, _SCALED, {**_SCALED_TILES, "KIND": "fp8"}),
     "linear, int8": Build(scaled_linear_kernel, _SCALED, {**_SCALED_TILES, "KIND": "int8", "TILE_T": 64, "TILE_N": 64}),
     "linear, int4": Build(scaled_linear_kernel, _SCALED, {**_SCALED_TILES, "KIND": "int4", "BLOCK": 32}),

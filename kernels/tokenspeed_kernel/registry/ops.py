@@ -15,19 +15,26 @@ ATTENTION_PAGED = declare_op(
     "attention.paged",
     ("head_dim", "group_size", "block_size", "windowed", "kv_dtype", "softcap", "sinks"),
     "causal attention over paged keys and values, decode and prefill rows mixed",
+    tiles_rows=True,
 )
 ATTENTION_MLA = declare_op(
     "attention.mla",
     ("latent_dim", "key_dim", "block_size", "kv_dtype"),
     "multi-head latent attention, absorbed, over a paged latent cache, decode and prefill rows mixed",
+    tiles_rows=True,
 )
-GEMM_LINEAR = declare_op("gemm.linear", _PRODUCT, "x @ weight.T + bias, dense or packed weight")
+GEMM_LINEAR = declare_op("gemm.linear", _PRODUCT, "x @ weight.T + bias, dense or packed weight", tiles_rows=True)
 GEMM_LINEAR_SILU = declare_op(
-    "gemm.linear_silu_and_mul", _PRODUCT, "silu(gate) * up over halves of x @ weight.T, one launch where rows are few"
+    "gemm.linear_silu_and_mul",
+    _PRODUCT,
+    "silu(gate) * up over halves of x @ weight.T, one launch where rows are few",
+    tiles_rows=True,
 )
-GEMM_LOGITS = declare_op("gemm.logits", _PRODUCT, "x @ weight.T in float32, whatever x is")
+GEMM_LOGITS = declare_op("gemm.logits", _PRODUCT, "x @ weight.T in float32, whatever x is", tiles_rows=True)
 GEMM_EMBEDDING = declare_op("gemm.embedding", _WEIGHT, "rows of a dense or packed table")
-GEMM_HEADS = declare_op("gemm.heads", (*_WEIGHT, "rows_per_head"), "a product of its own for every head")
+GEMM_HEADS = declare_op(
+    "gemm.heads", (*_WEIGHT, "rows_per_head"), "a product of its own for every head", tiles_rows=True
+)
 QUANT_PREPARE = declare_op("quant.prepare", ("weight_format",), "re-pack a weight once for the device that uses it")
 NORM_RMS = declare_op("norm.rms", _NORM, "root-mean-square normalisation")
 NORM_ADD_RMS = declare_op("norm.add_rms", _NORM, "residual addition fused with root-mean-square normalisation")
@@ -52,6 +59,7 @@ MOE_EXPERTS = declare_op(
     "moe.experts",
     ("weight_formats", "weight_layouts", "activation"),
     "weighted sum of the chosen experts' gated feed-forward networks",
+    tiles_rows=True,
 )
 STEP_UPDATE_TABLES = declare_op("step.update_tables", (), "write cells of the block tables kept on the device")
 STEP_DECODE_INPUTS = declare_op("step.decode_inputs", (), "what a decode step reads, from slots and lengths alone")

@@ -5,6 +5,7 @@ Overrides come from the process (environment variable, then `set_overrides`, whi
 calls) or from the `override` context manager. An override is checked when it is given: a solution that does not
 exist or that this machine cannot run is an error then, and one that does not fit a call is an error at that call.
 A view holds one set of overrides with its own cache; the context variable makes the hot path two look-ups.
+With `batch_invariant` only solutions take part whose rows do not depend on each other: what `--deterministic` asks for.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Verdict(NamedTuple):
 class _View:
     """A set of overrides and the selections made under it."""
 
-    def __init__(self, overrides: Mapping[str, str]) -> None:
+    def __init__(self, overrides: Mapping[str, str], batch_invariant: bool) -> None:
         self.overrides = dict(overrides)
+        self.batch_invariant = batch_invariant
         self.cache: dict[_Key, Solution] = {}
 
 
@@ -59,24 +61,26 @@ def parse_overrides(text: str) -> dict[str, str]:
     return overrides
 
 
-def set_overrides(overrides: Mapping[str, str]) -> None:
+def set_overrides(overrides: Mapping[str, str], batch_invariant: bool = False) -> None:
     """Force solutions for the whole process, on top of the environment's; {} leaves only the environment's.
 
-    Raises KernelError when an operation or solution is unknown or this machine cannot run it.
+    batch_invariant: choose only among solutions that are.
+    Raises KernelError when an operation or solution is unknown, this machine cannot run it or it is not invariant.
     """
     global _process_view
     discovery.load(everything=bool(overrides))
     merged = _environment_overrides() | dict(overrides)
-    _check_overrides(merged)
-    _process_view = _View(merged)
+    _check_overrides(merged, batch_invariant)
+    _process_view = _View(merged, batch_invariant)
 
 
 @contextlib.contextmanager
 def override(overrides: Mapping[str, str]) -> Iterator[None]:
     """Force solutions inside the `with` block, in this thread or task only. Raises as `set_overrides` does."""
     discovery.load(everything=True)
-    _check_overrides(overrides)
-    token = _context_view.set(_View(_active_view().overrides | dict(overrides)))
+    active = _active_view()
+    _check_overrides(overrides, active.batch_invariant)
+    token = _context_view.set(_View(active.overrides | dict(overrides), active.batch_invariant))
     try:
         yield
     finally:
@@ -89,15 +93,14 @@ def solve(op: Op, device: str, dtype: torch.dtype, *traits: Hashable) -> Solutio
     key = (op.name, device, dtype, traits)
     found = view.cache.get(key)
     if found is None:
-        found = view.cache[key] = _choose(op, Signature(device, dtype, traits), view.overrides).fn
+        found = view.cache[key] = _choose(op, Signature(device, dtype, traits), view).fn
     return found
 
 
 def select(op: str, signature: Signature) -> KernelSpec:
     """The solution chosen for `op` on `signature` on this machine; KernelError when none fits."""
-    view = _active_view()
     spec.specs_of(op)
-    return _choose(spec.operations()[op], signature, view.overrides)
+    return _choose(spec.operations()[op], signature, _active_view())
 
 
 def solutions(op: str) -> list[KernelSpec]:
@@ -112,12 +115,14 @@ def explain(
     platform: Platform | None = None,
     device: str = "cpu",
     dtype: torch.dtype | str | None = None,
+    batch_invariant: bool | None = None,
     **traits: Hashable,
 ) -> list[Verdict]:
     """Who would win a call, and why the others would not, best first.
 
     device: torch device type; dtype: activation dtype or its name, None to leave open; traits by name, those left
-    out are left open. platform: the machine to decide for, this one when None.
+    out are left open. platform: the machine to decide for, this one when None. batch_invariant: see
+    `set_overrides`; None for as this process is set.
     Raises KernelError for an unknown operation, trait or dtype.
     """
     ranked = solutions(op)
@@ -125,7 +130,9 @@ def explain(
     if unknown := sorted(set(traits) - set(known)):
         raise KernelError(f"{op} has no trait {unknown[0]!r}; known: {', '.join(known) or 'none'}")
     machine = platform or current_platform()
-    forced = _active_view().overrides.get(op)
+    view = _active_view()
+    forced = view.overrides.get(op)
+    invariant = view.batch_invariant if batch_invariant is None else batch_invariant
     tuned = _tuned_name(op, machine, device, _as_dtype(dtype), traits)
     # What was measured goes before what is ranked.
     ranked = sorted(ranked, key=lambda item: item.name != tuned)
@@ -133,6 +140,8 @@ def explain(
     winner: str | None = None
     for item in ranked:
         reason = item.needs.unmet(machine) or item.misfit(device, _as_dtype(dtype), traits)
+        if reason is None and invariant:
+            reason = _variance(item)
         if reason is None and forced not in (None, item.name):
             reason = f"overridden by {forced}"
         if reason is not None:
@@ -172,8 +181,8 @@ def _active_view() -> _View:
     if view is None:
         overrides = _environment_overrides()
         discovery.load(everything=bool(overrides))
-        _check_overrides(overrides)
-        view = _process_view = _View(overrides)
+        _check_overrides(overrides, False)
+        view = _process_view = _View(overrides, False)
     return view
 
 
@@ -181,20 +190,28 @@ def _environment_overrides() -> dict[str, str]:
     return parse_overrides(os.environ.get(OVERRIDES_ENV, ""))
 
 
-def _check_overrides(overrides: Mapping[str, str]) -> None:
+def _variance(item: KernelSpec) -> str | None:
+    """Why a solution may not serve a process whose rows must not depend on each other."""
+    return None if item.batch_invariant else "not batch-invariant, as --deterministic asks"
+
+
+def _check_overrides(overrides: Mapping[str, str], batch_invariant: bool) -> None:
     for op, name in overrides.items():
         known = spec.specs_of(op)
         if name not in known:
             raise KernelError(f"kernel override {op}={name}: no such solution; known: {', '.join(sorted(known))}")
-        if reason := known[name].needs.unmet(current_platform()):
+        reason = known[name].needs.unmet(current_platform())
+        if reason is None and batch_invariant:
+            reason = _variance(known[name])
+        if reason:
             raise KernelError(f"kernel override {op}={name}: {reason}")
 
 
-def _choose(op: Op, signature: Signature, overrides: Mapping[str, str]) -> KernelSpec:
+def _choose(op: Op, signature: Signature, view: _View) -> KernelSpec:
     """Rank what fits. An override that does not fit the call is an error, never a silent fallback."""
     traits = dict(zip(op.trait_names, signature.traits, strict=True))
     known = spec.specs_of(op.name)
-    forced = overrides.get(op.name)
+    forced = view.overrides.get(op.name)
     if forced is not None:
         if reason := known[forced].misfit(signature.device, signature.dtype, traits):
             raise KernelError(f"kernel override {op.name}={forced} does not fit this call: {reason}")
@@ -203,11 +220,14 @@ def _choose(op: Op, signature: Signature, overrides: Mapping[str, str]) -> Kerne
     fitting = [
         item
         for item in known.values()
-        if item.needs.unmet(platform) is None and item.misfit(signature.device, signature.dtype, traits) is None
+        if item.needs.unmet(platform) is None
+        and item.misfit(signature.device, signature.dtype, traits) is None
+        and (item.batch_invariant or not view.batch_invariant)
     ]
     if not fitting:
         call = ", ".join(f"{trait}={value}" for trait, value in traits.items())
-        raise KernelError(f"no solution of {op.name} fits device={signature.device}, dtype={signature.dtype}, {call}")
+        kind = "batch-invariant solution" if view.batch_invariant else "solution"
+        raise KernelError(f"no {kind} of {op.name} fits device={signature.device}, dtype={signature.dtype}, {call}")
     tuned = _tuned(platform).get(tuning.call_key(op.name, signature.device, signature.dtype, traits))
     return max(fitting, key=lambda item: (item.name == tuned, item.rank))
 

@@ -31,7 +31,9 @@ from tokenspeed_kernel.registry import (
     select,
     selection,
     set_overrides,
+    solutions,
     solve,
+    spec,
 )
 from tokenspeed_kernel.registry.platform import parse_cpu_features
 
@@ -273,3 +275,68 @@ def test_cpu_features_come_from_the_first_processor() -> None:
     assert parse_cpu_features(text) == {"fpu", "avx2", "fma"}
     assert parse_cpu_features("Features : asimd sve\n") == {"asimd", "sve"}
     assert parse_cpu_features("") == frozenset()
+
+
+@pytest.fixture
+def product() -> Op:
+    """An operation whose fastest solution sums by the number of rows."""
+    op = declare_op(f"test.op{next(_names)}", ("tokens",), tiles_rows=True)
+    kernel(op.name, name="split", needs=anywhere(), dtypes={F32}, band=Band.NATIVE)(lambda: "split")
+    kernel(op.name, name="fixed", needs=anywhere(), dtypes={F32}, band=Band.PORTABLE, batch_invariant=True)(
+        lambda: "fixed"
+    )
+    return op
+
+
+def test_a_deterministic_process_takes_batch_invariant_solutions_only(product: Op, op: Op) -> None:
+    assert solve(product, "cpu", F32, 1)() == "split"
+    found = verdicts(product, dtype=F32, batch_invariant=True)
+    assert found["split"] == ("rejected", "not batch-invariant, as --deterministic asks")
+    assert found["fixed"][0] == "chosen"
+    try:
+        set_overrides({}, batch_invariant=True)
+        assert solve(product, "cpu", F32, 1)() == "fixed"
+        assert verdicts(product, dtype=F32)["split"][0] == "rejected"
+        with pytest.raises(KernelError, match="split: not batch-invariant"):
+            set_overrides({product.name: "split"}, batch_invariant=True)
+        with pytest.raises(KernelError, match="not batch-invariant"), override({product.name: "split"}):
+            pass
+        # Where rows cannot meet, every solution will do.
+        assert solve(op, "cpu", F32, 64, "rows")() == "simd"
+    finally:
+        set_overrides({})
+    assert solve(product, "cpu", F32, 1)() == "split"
+
+
+def test_a_call_without_a_batch_invariant_solution_is_told_so() -> None:
+    op = declare_op(f"test.op{next(_names)}", tiles_rows=True)
+    kernel(op.name, name="split", needs=anywhere(), dtypes={F32}, band=Band.NATIVE)(lambda: "split")
+    try:
+        set_overrides({}, batch_invariant=True)
+        with pytest.raises(KernelError, match="no batch-invariant solution of test"):
+            solve(op, "cpu", F32)
+    finally:
+        set_overrides({})
+
+
+def test_every_solution_of_the_cpu_that_tiles_rows_says_that_it_is_batch_invariant() -> None:
+    tiling = [name for name, op in spec.operations().items() if op.tiles_rows and not name.startswith("test.")]
+    assert {"gemm.linear", "gemm.logits", "attention.paged", "moe.experts"} <= set(tiling)
+    of_cpu = [item for name in tiling for item in solutions(name) if item.needs.device == "cpu"]
+    assert of_cpu
+    assert all(item.batch_invariant for item in of_cpu)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_deterministic_gpu_has_dense_products_attention_and_experts(dtype: str) -> None:
+    calls = {
+        "gemm.linear": {"weight_format": dtype, "weight_layout": "rows"},
+        "gemm.linear_silu_and_mul": {},
+        "gemm.logits": {"weight_format": dtype, "weight_layout": "rows"},
+        "attention.paged": {"head_dim": 128, "block_size": 16},
+        "moe.experts": {"weight_formats": (dtype, dtype), "weight_layouts": ("rows", "rows")},
+    }
+    for name, traits in calls.items():
+        found = explain(name, platform=HOPPER, device="cuda", dtype=dtype, batch_invariant=True, **traits)
+        chosen = next(verdict.name for verdict in found if verdict.verdict == "chosen")
+        assert spec.specs_of(name)[chosen].batch_invariant

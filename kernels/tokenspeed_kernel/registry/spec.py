@@ -51,6 +51,7 @@ class KernelSpec:
     traits: per trait name the accepted values, or a predicate on the value; a trait not named accepts anything.
     fits: names of traits and a predicate on their values together, for what no trait decides alone; or None.
     band, priority: rank among the solutions that fit.
+    batch_invariant: whether a row's result has the same bits whatever other rows there are and however many.
     """
 
     op: str
@@ -62,6 +63,7 @@ class KernelSpec:
     priority: int = 0
     traits: Mapping[str, TraitRule] = field(default_factory=dict)
     fits: JointRule | None = None
+    batch_invariant: bool = True
 
     @property
     def rank(self) -> tuple[int, int, str]:
@@ -96,11 +98,16 @@ class KernelSpec:
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """A named operation and the traits, in order, that a call hands to selection."""
+    """A named operation and the traits, in order, that a call hands to selection.
+
+    tiles_rows: a solution may cut its sums by how many rows there are, so each must say whether it does. Of other
+    operations a row's result depends on that row alone.
+    """
 
     name: str
     trait_names: tuple[str, ...]
     summary: str
+    tiles_rows: bool = False
 
 
 _OPS: dict[str, Op] = {}
@@ -108,11 +115,11 @@ _SPECS: dict[str, dict[str, KernelSpec]] = {}
 _listeners: list[Callable[[], None]] = []
 
 
-def declare_op(name: str, traits: Iterable[str] = (), summary: str = "") -> Op:
-    """Declare an operation; KernelError when the name is taken."""
+def declare_op(name: str, traits: Iterable[str] = (), summary: str = "", tiles_rows: bool = False) -> Op:
+    """Declare an operation, see `Op`; KernelError when the name is taken."""
     if name in _OPS:
         raise KernelError(f"operation {name!r} is declared twice")
-    op = _OPS[name] = Op(name, tuple(traits), summary)
+    op = _OPS[name] = Op(name, tuple(traits), summary, tiles_rows)
     _SPECS[name] = {}
     return op
 
@@ -144,10 +151,11 @@ def kernel(
     priority: int = 0,
     traits: Mapping[str, Iterable[Hashable] | Callable[[Any], bool]] | None = None,
     fits: JointRule | None = None,
+    batch_invariant: bool | None = None,
 ) -> Callable[[F], F]:
     """Decorator: register a function as a solution of `op`. The function itself is returned unchanged.
 
-    The arguments are the fields of `KernelSpec`.
+    The arguments are the fields of `KernelSpec`. batch_invariant: None for yes, or for no where the operation tiles rows.
 
     Raises KernelError for an unknown operation or trait, an unsupported dtype, or a name already taken.
     """
@@ -165,7 +173,8 @@ def kernel(
     def register(fn: F) -> F:
         if name in known:
             raise KernelError(f"{op}={name} is registered twice")
-        known[name] = KernelSpec(op, name, fn, needs, accepted, band, priority, rules, fits)
+        invariant = not _OPS[op].tiles_rows if batch_invariant is None else batch_invariant
+        known[name] = KernelSpec(op, name, fn, needs, accepted, band, priority, rules, fits, invariant)
         for listener in _listeners:
             listener()
         return fn

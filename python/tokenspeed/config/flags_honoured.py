@@ -194,7 +194,7 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "switch",
         False,
         _DEVICE,
-        "The same tokens alone or in any batch, cold or cached. The CPU's kernels always do that; refused on GPUs.",
+        "The same tokens alone or in any batch, cold or cached. The CPU's kernels always do that; GPUs take slower ones.",
     ),
     _flag(
         "--sampling-backend",

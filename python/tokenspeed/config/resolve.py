@@ -53,12 +53,14 @@ class ModelFacts(Protocol):
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """`device` is what torch calls it: "cpu", "cuda:0"."""
+    """`device` is what torch calls it: "cpu", "cuda:0". deterministic: only kernels whose rows do not depend on each
+    other."""
 
     device: str
     dtype: Dtype
     num_threads: int
     kernel_overrides: tuple[str, ...]
+    deterministic: bool
 
 
 @dataclass(frozen=True)
@@ -213,13 +215,12 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
     dtype = _dtype(raw, model, on_cpu)
     max_model_len = _max_model_len(raw, model)
     scheduler = _scheduler(raw, model, on_cpu, max_model_len)
-    if raw["deterministic"] and not on_cpu:
-        raise FlagError("--deterministic", "the GPU kernels of this release are not batch-invariant; use --device cpu")
     parallel = parallel_of(raw, device, len(hardware.gpus))
     model.check_ranks(parallel.tensor_size)
+    threads = _num_threads(raw, hardware, parallel)
     return Config(
         device=DeviceConfig(
-            parallel.devices[0], dtype, _num_threads(raw, hardware, parallel), _overrides(raw, hardware, on_cpu)
+            parallel.devices[0], dtype, threads, _overrides(raw, hardware, on_cpu), raw["deterministic"]
         ),
         parallel=parallel,
         loader=_loader(raw, model),

@@ -33,7 +33,7 @@ from tokenspeed.engine.admission import Admission
 from tokenspeed.engine.compiles import LateCompiles
 from tokenspeed.engine.device_state import DeviceState
 from tokenspeed.engine.executor import Executor, InlineExecutor, StreamExecutor, ThreadExecutor
-from tokenspeed.engine.gpu_start import start_gpu
+from tokenspeed.engine.gpu_start import GpuStart, start_gpu
 from tokenspeed.engine.grammars import grammar_compiler
 from tokenspeed.engine.kv_feed import KvFeed
 from tokenspeed.engine.kv_publisher import KvPublisher
@@ -166,7 +166,7 @@ def build(
         caches = [tuple(tensor.allocate(num_blocks, device) for tensor in layer) for layer in layers]
     else:
         progress("capturing decode steps")
-        started = start_gpu(config, model, layers, sampler, state, ranks)
+        started = _start_gpu(config, model, layers, sampler, state, ranks)
         caches, num_blocks, captured = started.caches, started.num_blocks, started.captured
     scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks))
     runner = ModelRunner(
@@ -229,6 +229,17 @@ def build(
     )
 
 
+def _start_gpu(
+    config: Config, model: Model, layers: list[LayerCache], sampler: Sampler, state: DeviceState, ranks: Ranks
+) -> GpuStart:
+    try:
+        return start_gpu(config, model, layers, sampler, state, ranks)
+    except KernelError as error:
+        if not config.device.deterministic:
+            raise
+        raise FlagError("--deterministic", f"this model cannot be served so on this GPU: {error}") from None
+
+
 def _after_turn(operations: Operations, kv_feed: KvFeed, ranks: Ranks) -> Callable[[], None]:
     def after_turn() -> None:
         ranks.check()
@@ -275,7 +286,7 @@ def _check_cache(layers: Sequence[LayerCache], kv: KVFormat, architecture: str) 
 def prepare_device(device: DeviceConfig) -> None:
     """Process-wide settings of the libraries below: threads, kernel overrides, precision."""
     try:
-        set_overrides(parse_overrides(",".join(device.kernel_overrides)))
+        set_overrides(parse_overrides(",".join(device.kernel_overrides)), device.deterministic)
     except KernelError as error:
         raise FlagError("--kernel-override", str(error)) from None
     torch.set_grad_enabled(False)

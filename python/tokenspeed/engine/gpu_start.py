@@ -37,6 +37,7 @@ from tokenspeed.sampling import Sampler
 logger = logging.getLogger("tokenspeed.engine")
 
 _PROBE_TOKENS = 2048
+_ROUNDS = 3
 _FRAGMENTATION = 8
 """One part in so many of a step's activations is kept free for the gaps that an allocator leaves."""
 
@@ -139,14 +140,17 @@ def _prefill_sizes(config: Config, model: Model, state: DeviceState, caches: KVC
 
 @torch.inference_mode()
 def _eager_times(model: Model, batch: ForwardBatch) -> tuple[float, float]:
-    """Seconds until the host has launched the layers, and until the device has run them."""
-    model.hidden(batch)
-    torch.cuda.synchronize()
-    started_s = time.perf_counter()
-    model.hidden(batch)
-    launched_s = time.perf_counter()
-    torch.cuda.synchronize()
-    return launched_s - started_s, time.perf_counter() - started_s
+    """Seconds until the host has launched the layers, and until the device has run them: the least of a few rounds,
+    since a host that was interrupted once says nothing."""
+    launches, runs = [], []
+    for _ in range(_ROUNDS + 1):
+        torch.cuda.synchronize()
+        started_s = time.perf_counter()
+        model.hidden(batch)
+        launches.append(time.perf_counter() - started_s)
+        torch.cuda.synchronize()
+        runs.append(time.perf_counter() - started_s)
+    return min(launches[1:]), min(runs[1:])
 
 
 @contextlib.contextmanager

@@ -237,7 +237,6 @@ class ModelRunner:
         sample_slots, sample_positions, *tables, copies = tensors[7:]
         if len(block_copies):
             api.copy_blocks(self._flat_caches, copies)
-        decodes = self._state.last_tokens[slots[: arrays.num_decode_rows]]
         attention = api.AttentionMetadata(
             block_tables=self._row_tables(tables, slots),
             query_start=query_start,
@@ -246,7 +245,10 @@ class ModelRunner:
             max_kv_len=self._max_kv_len(arrays),
             num_decode_rows=arrays.num_decode_rows,
         )
-        token_ids = torch.cat([decodes, prompt]) if len(arrays.prompt_token_ids) else decodes
+        token_ids = prompt
+        if arrays.num_decode_rows:
+            decodes = self._state.last_tokens[slots[: arrays.num_decode_rows]]
+            token_ids = torch.cat([decodes, prompt]) if len(arrays.prompt_token_ids) else decodes
         batch = ForwardBatch(token_ids, positions, slot_mapping, indices, attention, self._caches)
         return batch, sample_slots, sample_positions
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_ALIGN = 8  # elements; keeps every tensor of a pack aligned for vector loads
+_ALIGN = 64  # bytes; keeps every tensor of a pack aligned for vector loads
+_LEAST_BYTES = 1 << 16
+_DTYPES = {"<i4": torch.int32, "<i8": torch.int64}
 
 
 class Transfer(Protocol):
@@ -28,35 +29,32 @@ def share_memory(arrays: Sequence[NDArray[Any]]) -> list[torch.Tensor]:
 
 
 class PinnedTransfer:
-    """The GPU's: all arrays in one pinned buffer a dtype, one asynchronous copy each. Waits for nothing."""
+    """The GPU's: all arrays in one pinned buffer and one asynchronous copy. Waits for nothing."""
 
     def __init__(self, device: torch.device, num_buffers: int) -> None:
         self._device = device
-        self._num_buffers = num_buffers
-        self._buffers: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+        self._buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.uint8)] * num_buffers
         self._turn = 0
 
     def __call__(self, arrays: Sequence[NDArray[Any]]) -> list[torch.Tensor]:
-        self._turn = (self._turn + 1) % self._num_buffers
-        tensors: list[torch.Tensor | None] = [None] * len(arrays)
-        for dtype in {array.dtype for array in arrays}:
-            members = [index for index, array in enumerate(arrays) if array.dtype == dtype]
-            for index, tensor in zip(members, self._copy([arrays[index] for index in members])):
-                tensors[index] = tensor
-        return [tensor for tensor in tensors if tensor is not None]
+        self._turn = (self._turn + 1) % len(self._buffers)
+        sizes = [-(-array.nbytes // _ALIGN) * _ALIGN for array in arrays]
+        staging = self._staging(sum(sizes))
+        staged, start = staging.numpy(), 0
+        for array, size in zip(arrays, sizes):
+            staged[start : start + array.nbytes].view(array.dtype)[:] = array.ravel()
+            start += size
+        pieces = staging.to(self._device, non_blocking=True).split(sizes)
+        return [_typed(piece, array) for piece, array in zip(pieces, arrays)]
 
-    def _copy(self, arrays: list[NDArray[Any]]) -> list[torch.Tensor]:
-        starts = np.cumsum([0] + [-(-array.size // _ALIGN) * _ALIGN for array in arrays])
-        staging = self._staging(torch.from_numpy(arrays[0][:0]).dtype, int(starts[-1]))
-        view = staging.numpy()
-        for array, start in zip(arrays, starts):
-            view[start : start + array.size] = array.ravel()
-        device = staging[: int(starts[-1])].to(self._device, non_blocking=True)
-        return [device[int(start) : int(start) + array.size].view(array.shape) for array, start in zip(arrays, starts)]
+    def _staging(self, size: int) -> torch.Tensor:
+        buffer = self._buffers[self._turn]
+        if buffer.numel() < size:
+            buffer = torch.empty(max(_LEAST_BYTES, 2 * size), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+            self._buffers[self._turn] = buffer
+        return buffer[:size]
 
-    def _staging(self, dtype: torch.dtype, size: int) -> torch.Tensor:
-        buffer = self._buffers.get((dtype, self._turn))
-        if buffer is None or buffer.numel() < size:
-            buffer = torch.empty(max(1024, 2 * size), dtype=dtype, pin_memory=True)
-            self._buffers[dtype, self._turn] = buffer
-        return buffer
+
+def _typed(piece: torch.Tensor, array: NDArray[Any]) -> torch.Tensor:
+    tensor = piece.view(_DTYPES[array.dtype.str])[: array.size]
+    return tensor if array.ndim == 1 else tensor.view(array.shape)
