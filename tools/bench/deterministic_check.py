@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""On a GPU: `--deterministic` gives a request the same tokens and log-probabilities, to the bit, alone and in a batch, cold
-and from the prefix cache, in chunks of any size, captured and eager.
+"""On a GPU: `--deterministic` gives a request the same tokens and log-probabilities, to the bit, alone and in a batch,
+cold and from the prefix cache, in chunks of any size, captured and eager.
 
 Also holds the dense products row by row: each alone against all together. Exit status 1 when anything differs.
 """

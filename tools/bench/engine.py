@@ -5,8 +5,9 @@ A file names engines to start (a shape of `shapes/` and options) and, for each, 
 random at real shapes, prompts are given as ids, decoding is greedy and runs to the last token asked for. Kinds:
 "decode": a batch from prompt to last token; with prefill, and decode alone, which is the time of the whole batch less
 that of fresh prompts with one new token each. "first_token": the same with one new token, in milliseconds. "prefill":
-prompt tokens per second. "agents": sessions that take turns in lockstep, each turn's prompt all that was said before.
-"uniform": requests of random lengths. "start": a new process to ready, with an empty compile cache and with a full one.
+prompt tokens per second. "agents": sessions that take turns in lockstep, each turn's prompt all that was said before;
+the time of all turns, of the second and of the last. "uniform": requests of random lengths. "start": a new process to ready, with
+an empty compile cache and with a full one.
 
 `python3 tools/bench/engine.py tools/bench/workloads/h200.json --engine tokenspeed --engine vllm --json`
 """
@@ -84,15 +85,16 @@ def prefill(adapter: Adapter, prompts: Prompts, work: Mapping[str, Any]) -> Numb
 def agents(adapter: Adapter, prompts: Prompts, work: Mapping[str, Any]) -> Numbers:
     shared = prompts.ids(work["shared_tokens"])
     histories = [list(shared) for _ in range(work["sessions"])]
-    total_s = 0.0
+    turns_s: list[float] = []
     for _ in range(work["turns"]):
         for history in histories:
             history += prompts.ids(work["turn_tokens"])
         elapsed_s, outputs = timed(adapter, Batch([list(h) for h in histories], [work["new_tokens"]] * len(histories)))
-        total_s += elapsed_s
+        turns_s.append(elapsed_s)
         for history, output in zip(histories, outputs):
             history += output
-    return {"total_s": total_s}
+    # The last turn's prompt is the longest by far; it costs no more where only new tokens are computed.
+    return {"total_s": sum(turns_s), "second_turn_ms": turns_s[1] * 1e3, "last_turn_ms": turns_s[-1] * 1e3}
 
 
 def uniform(adapter: Adapter, prompts: Prompts, work: Mapping[str, Any]) -> Numbers:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The engines that `engine.py` compares, behind one call: token ids in, greedy token ids out.
 
-Each adapter starts its engine on random weights of a shape (a folder with config.json) and brings its options to the
-engine's own names. Libraries are imported by the adapter that needs them, so that a missing one concerns nobody else.
+Each adapter starts its engine on random weights of a shape (a folder with config.json), or on a GGUF file where the
+options name one, and brings its options to the engine's own names. Libraries are imported by the adapter that needs
+them, so that a missing one concerns nobody else.
 """
 
 from __future__ import annotations
@@ -40,6 +41,15 @@ def vocab_size(shape: Path) -> int:
     return int(json.loads((shape / "config.json").read_text())["vocab_size"])
 
 
+def gguf_of(options: Mapping[str, Any]) -> str:
+    """The file that options["gguf"] names; "embedded" is the model that comes with the project."""
+    if options["gguf"] != "embedded":
+        return str(options["gguf"])
+    from tokenspeed.config.model_source import embedded_model_path
+
+    return str(embedded_model_path())
+
+
 class TokenSpeed:
     """Ours."""
 
@@ -48,9 +58,13 @@ class TokenSpeed:
     def __init__(self, shape: Path, options: Mapping[str, Any], device: str | None) -> None:
         from tokenspeed import Engine
 
+        mine = {key: value for key, value in options.items() if key != "gguf"}
         where = {"device": device} if device else {}
-        self.vocab_size = vocab_size(shape)
-        self.engine = Engine(str(shape), load_format="dummy", skip_tokenizer_init=True, **where, **options)
+        if "gguf" not in options:
+            where["load_format"] = "dummy"
+        model = gguf_of(options) if "gguf" in options else str(shape)
+        self.engine = Engine(model, skip_tokenizer_init=True, **where, **mine)
+        self.vocab_size = self.engine.model_config.vocab_size
 
     def generate(self, batch: Batch) -> list[list[int]]:
         params = [{"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True} for count in batch.new_tokens]
@@ -135,33 +149,13 @@ class Transformers:
         del self.model
 
 
-class LlamaCpp:
-    """llama.cpp through llama-cpp-python, one request after the other, on a GGUF file: options["gguf"] names it."""
+def _llama_cpp(shape: Path, options: Mapping[str, Any], device: str | None) -> Adapter:
+    from tools.bench.llama_adapter import LlamaCpp
 
-    name = "llama.cpp"
-
-    def __init__(self, shape: Path, options: Mapping[str, Any], device: str | None) -> None:
-        from llama_cpp import Llama  # type: ignore[import-not-found,unused-ignore]
-
-        layers = 0 if device == "cpu" else -1
-        context = options.get("max_model_len", 4096)
-        self.engine = Llama(options["gguf"], n_ctx=context, n_gpu_layers=layers, n_batch=512, verbose=False)
-        self.vocab_size = self.engine.n_vocab()
-
-    def generate(self, batch: Batch) -> list[list[int]]:
-        outputs = []
-        for prompt, count in zip(batch.prompts, batch.new_tokens):
-            tokens = self.engine.generate(prompt, temp=0.0, reset=True)
-            outputs.append([next(tokens) for _ in range(count)])
-        return outputs
-
-    def counters(self) -> dict[str, float]:
-        return {}
-
-    def close(self) -> None:
-        self.engine.close()
+    return LlamaCpp(shape, options, device)
 
 
 ADAPTERS: dict[str, Callable[[Path, Mapping[str, Any], str | None], Adapter]] = {
-    kind.name: kind for kind in (TokenSpeed, Vllm, Transformers, LlamaCpp)
+    **{kind.name: kind for kind in (TokenSpeed, Vllm, Transformers)},
+    "llama.cpp": _llama_cpp,
 }

@@ -14,6 +14,7 @@ import pytest
 from tools.bench.engine import KINDS, Prompts, best
 from tools.bench.engine_adapters import Batch
 from tools.bench.idle import between_steps_share, idle_share
+from tools.bench.llama_adapter import Slots
 
 HERE = Path(__file__).resolve().parent
 
@@ -52,7 +53,7 @@ def test_every_kind_of_workload_runs_on_our_engine_and_start_is_timed() -> None:
     assert numbers.pop("late_compiles") == 0
     # A difference of two times: on a busy machine it may be anything, on a tiny model even negative.
     assert math.isfinite(numbers.pop("decode_tokens_per_s"))
-    assert len(numbers) == 6 and all(value > 0 for value in numbers.values()), numbers
+    assert len(numbers) == 8 and all(value > 0 for value in numbers.values()), numbers
 
 
 def test_agents_send_all_that_was_said_before_and_share_a_beginning() -> None:
@@ -103,5 +104,42 @@ def test_idleness_between_steps_is_what_lies_before_a_steps_first_kernel() -> No
 def test_workload_files_name_shapes_that_exist() -> None:
     for path in (HERE / "workloads").glob("*.json"):
         for plan in json.loads(path.read_text())["engines"]:
-            assert (HERE / "shapes" / plan["shape"] / "config.json").exists()
+            assert "gguf" in plan["options"] or (HERE / "shapes" / plan["shape"] / "config.json").exists()
             assert all(work["kind"] in {*KINDS, "start"} for work in plan["workloads"])
+
+
+def run_step(slots: Slots, most: int, token: int) -> list[tuple[int, int, int]]:
+    """A step whose every complete slot draws `token`, as the adapter takes it."""
+    pieces = slots.step(most)
+    for index, _, end in pieces:
+        slot = slots.slots[index]
+        slot.computed = end
+        if end == len(slot.tokens):
+            slot.tokens.append(token)
+            slot.due -= 1
+            slot.request = slot.request if slot.due else None
+    return pieces
+
+
+def test_slots_put_decodes_first_and_cut_prompts_at_a_step() -> None:
+    slots = Slots(2)
+    assert slots.place(0, [1, 2], 3) == 0
+    assert run_step(slots, 4, 7) == [(0, 0, 2)]
+    assert slots.place(1, list(range(10, 16)), 1) == 1
+    assert slots.place(2, [5], 1) is None, "both are taken"
+    assert run_step(slots, 4, 7) == [(0, 2, 3), (1, 0, 3)]
+    assert run_step(slots, 4, 7) == [(0, 3, 4), (1, 3, 6)]
+    assert not slots.busy
+
+
+def test_a_later_turn_goes_to_its_slot_and_computes_only_what_is_new() -> None:
+    slots = Slots(2)
+    for request, prompt in enumerate(([1, 2, 3], [8, 9])):
+        slots.place(request, prompt, 2)
+    while slots.busy:
+        run_step(slots, 100, 7)
+    # The last token drawn was never computed.
+    assert slots.place(2, [8, 9, 7, 7, 4], 1) == 1
+    assert run_step(slots, 100, 7) == [(1, 3, 5)]
+    assert slots.place(3, [1, 2, 3], 1) == 0
+    assert run_step(slots, 100, 7) == [(0, 2, 3)], "logits need one token at least"

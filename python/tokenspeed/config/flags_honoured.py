@@ -194,7 +194,7 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "switch",
         False,
         _DEVICE,
-        "The same tokens alone or in any batch, cold or cached. The CPU's kernels always do that; GPUs take slower ones.",
+        "The same tokens alone or in any batch, cold or cached. The CPU always does that; GPUs take slower kernels.",
     ),
     _flag(
         "--sampling-backend",
