@@ -6,8 +6,8 @@ random at real shapes, prompts are given as ids, decoding is greedy and runs to 
 "decode": a batch from prompt to last token; with prefill, and decode alone, which is the time of the whole batch less
 that of fresh prompts with one new token each. "first_token": the same with one new token, in milliseconds. "prefill":
 prompt tokens per second. "agents": sessions that take turns in lockstep, each turn's prompt all that was said before;
-the time of all turns, of the second and of the last. "uniform": requests of random lengths. "start": a new process to ready, with
-an empty compile cache and with a full one.
+the time of all turns, of the second and of the last. "uniform": requests of random lengths. "start": a new
+process to ready, with an empty compile cache and with a full one.
 
 `python3 tools/bench/engine.py tools/bench/workloads/h200.json --engine tokenspeed --engine vllm --json`
 """
