@@ -22,6 +22,7 @@ run_part() {
       "$python" kernels/tokenspeed_kernel/bench/gpu_check.py --no-build
       "$python" tools/bench/graph_check.py
       "$python" tools/bench/deterministic_check.py
+      "$python" tools/bench/update_check.py
       ;;
     bench)
       # shellcheck disable=SC2046

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -233,7 +234,14 @@ def test_wide_tiles_waste_what_does_not_fill_a_round_of_the_cores(tokens: int, r
 
 def test_attention_of_a_usual_model_is_cuda_on_hopper_and_triton_elsewhere(fatbin: Path) -> None:
     def winner(platform: Platform, **changes: object) -> list[str]:
-        call = {"head_dim": 128, "group_size": 4, "block_size": 16, "windowed": False, "softcap": False, "sinks": False}
+        call: dict[str, Any] = {
+            "head_dim": 128,
+            "group_size": 4,
+            "block_size": 16,
+            "windowed": False,
+            "softcap": False,
+            "sinks": False,
+        }
         told = explain(
             "attention.paged", platform=platform, device="cuda", dtype=torch.bfloat16, kv_dtype=torch.bfloat16,
             **(call | changes),

@@ -10,10 +10,10 @@ import torch
 
 
 class RowRange(NamedTuple):
-    """Rows [first, first + count), none of more than `max_query_len` queries."""
+    """Rows [first, first + num_rows), none of more than `max_query_len` queries."""
 
     first: int
-    count: int
+    num_rows: int
     max_query_len: int
 
 

@@ -310,7 +310,7 @@ def invariant_attention(
     rule = _Rule(scale * _LOG2E, window, softcap * _LOG2E, sinks)
     cache = _cache(k_cache, v_cache, scales)
     for rows in (meta.decode_rows, meta.prefill_rows):
-        if rows.count:
+        if rows.num_rows:
             _prefill(q, cache, meta, rows, rule, out, invariant=True)
     return out
 
@@ -389,7 +389,7 @@ def _prefill(
     tile_m = min(128 if half and head_dim <= 128 else 64, max(16, triton.next_power_of_2(rows.max_query_len)))
     if invariant:
         tile_m = _INVARIANT_TILE_M
-    grid = (triton.cdiv(rows.max_query_len, tile_m), num_heads, rows.count)
+    grid = (triton.cdiv(rows.max_query_len, tile_m), num_heads, rows.num_rows)
     prefill_kernel[grid](
         q, *cache[:4], meta.block_tables, meta.query_start, meta.kv_lens, rule.sinks, out, rule.scale,
         q.stride(0), q.stride(1), meta.block_tables.stride(0), num_heads, num_kv_heads, rows.first,

@@ -24,7 +24,7 @@ _SCAN = 1024
 _INVARIANT_ROWS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def count_kernel(chosen, counts, num_pairs, SCAN: tl.constexpr):
     """counts[e] = how many pairs chose expert e, one program an expert."""
     expert = tl.program_id(0)
@@ -35,7 +35,7 @@ def count_kernel(chosen, counts, num_pairs, SCAN: tl.constexpr):
     tl.store(counts + expert, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def place_kernel(
     chosen, counts, order, tiles, num_tiles, num_pairs, num_experts,
     TILE_M: tl.constexpr, TILE_E: tl.constexpr, SCAN: tl.constexpr,

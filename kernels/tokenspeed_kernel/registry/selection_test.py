@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -329,7 +330,7 @@ def test_every_solution_of_the_cpu_that_tiles_rows_says_that_it_is_batch_invaria
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_a_deterministic_gpu_has_dense_products_attention_and_experts(dtype: str) -> None:
-    calls = {
+    calls: dict[str, dict[str, Any]] = {
         "gemm.linear": {"weight_format": dtype, "weight_layout": "rows"},
         "gemm.linear_silu_and_mul": {},
         "gemm.logits": {"weight_format": dtype, "weight_layout": "rows"},

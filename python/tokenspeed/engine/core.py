@@ -8,6 +8,7 @@ what is left, then every path that traffic can reach is run once (`warmup`), and
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import logging
@@ -51,7 +52,7 @@ from tokenspeed.engine.step_metrics import StepMetrics
 from tokenspeed.engine.warmup import warm_up
 from tokenspeed.grammar import GrammarCompiler
 from tokenspeed.layers.cache import LayerCache, total_block_bytes
-from tokenspeed.models import KVFormat, LoadOptions, kv_factors, load_model
+from tokenspeed.models import KVFormat, LoadOptions, kv_factors, load_model, overwrite
 from tokenspeed.models.model import Model
 from tokenspeed.observability.engine_metrics import EngineMetrics
 from tokenspeed.observability.traces import TracesUnavailable, make_tracer
@@ -211,15 +212,16 @@ def build(
 
     def load(other: ModelSource, load_format: str) -> Model:
         with torch.no_grad():  # the mode is a thread's own
-            return load_model(other, served, device, dtype, load_format, options=options)
+            return load_model(other, served, device, dtype, load_format, options=options, staged=not on_cpu)
 
     operations = Operations(
         loop,
         source,
         model_config,
         config.operations.weight_version,
-        load if on_cpu and config.parallel.tensor_size == 1 else None,
-        runner.replace_model,
+        load if config.parallel.tensor_size == 1 else None,
+        # Captured steps hold the addresses of a GPU's weights.
+        runner.replace_model if on_cpu else functools.partial(overwrite, model),
     )
     loop.after_turn = _after_turn(operations, kv_feed, ranks)
     facts = _facts(config, num_blocks)

@@ -107,17 +107,15 @@ class Operations:
         """Serve the checkpoint at `model_path`: all of it or, with OperationError, none. Requests that run through the
         change go on with the new weights over the KV that they have. version None keeps the name."""
         if self._load is None:
-            raise OperationError(
-                501, "the weights of a GPU engine are held by its captured graphs; start another engine"
-            )
+            raise OperationError(501, "the weights of several ranks cannot be replaced; start another engine")
         with self._update():
             try:
                 source = resolve_model(model_path)
                 self._check_shape(load_model_config(source, self._model_config.overrides))
                 model = self._load(source, load_format)
+                self.calls.call(lambda: self._swap(model))
             except ModelError as error:
                 raise OperationError(400, str(error)) from None
-            self.calls.call(lambda: self._swap(model))
             self.model_path = str(source.path)
             self.weight_version = self.weight_version if version is None else version
 

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tokenspeed.engine.transfer import PinnedTransfer, share_memory
 
-ARRAYS = [
+ARRAYS: list[NDArray[Any]] = [
     np.arange(5, dtype=np.int64),
     np.zeros((0, 3), np.int32),
     np.arange(33, dtype=np.int32).reshape(11, 3),

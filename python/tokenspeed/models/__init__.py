@@ -3,7 +3,8 @@
 
 from tokenspeed.models.loading import LoadOptions, load_model
 from tokenspeed.models.model import Model
+from tokenspeed.models.overwrite import overwrite
 from tokenspeed.models.registry import model_class
 from tokenspeed.weights import KVFormat, kv_factors
 
-__all__ = ["KVFormat", "LoadOptions", "Model", "kv_factors", "load_model", "model_class"]
+__all__ = ["KVFormat", "LoadOptions", "Model", "kv_factors", "load_model", "model_class", "overwrite"]

@@ -53,12 +53,14 @@ def load_model(
     options: LoadOptions | None = None,
     progress: TextIO | None = None,
     group: Group | None = None,
+    staged: bool = False,
 ) -> Model:
     """Build the model of `config` on `device` with activations in `dtype` (float32 on a CPU).
 
     load_format: "auto", or a key of `weights.formats.LOAD_FORMATS`. options: what the flags say, by default what the
     checkpoint says and a cache in `dtype`. progress: where the bar goes, by default stderr.
-    group: the ranks that share the model, by default this one alone.
+    group: the ranks that share the model, by default this one alone. staged: leave the weights on the CPU, prepared
+    for `device`, as `overwrite` takes them.
 
     Raises ModelError: missing, damaged or surplus weights, wrong checksums or shapes, too little memory, ranks that do
     not divide the heads.
@@ -75,7 +77,7 @@ def load_model(
     shortage = Shortage(source, where)
     try:
         with ReadAhead(reader.files(), chosen.num_read_ahead):
-            model = page(config, Weights(reader, where, dtype, ranks, bar, chosen.kv))
+            model = page(config, Weights(reader, where, dtype, ranks, bar, chosen.kv, staged=staged))
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
@@ -89,4 +91,3 @@ def load_model(
 def _is_out_of_memory(error: RuntimeError) -> bool:
     # torch has a type for a GPU's memory only; a CPU's allocator says it in words.
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-

@@ -56,7 +56,7 @@ def load_experts(
 
     def prepare(experts: Iterator[Weight]) -> ExpertMatrix:
         try:
-            return api.prepare_experts(experts, num_experts, weights.device, weights.dtype)
+            return weights.kept(api.prepare_experts(experts, num_experts, weights.device, weights.dtype))
         except ValueError as error:
             raise ModelError(f"{where}: {error}") from None
 

@@ -7,10 +7,12 @@ device. A model whose construction raises was never handed out, so nothing is ev
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,7 +24,9 @@ from tokenspeed.weights.progress import Progress
 from tokenspeed.weights.reader import WeightReader
 from tokenspeed.weights.shard import own_columns, own_rows, stack
 from tokenspeed_kernel import api
-from tokenspeed_kernel.api import PackedWeight, Weight
+from tokenspeed_kernel.api import ExpertMatrix, PackedWeight, Weight
+
+Prepared = TypeVar("Prepared", torch.Tensor, PackedWeight, ExpertMatrix, Weight)
 
 
 class Split(Enum):
@@ -36,7 +40,7 @@ class Split(Enum):
 @dataclass(frozen=True)
 class Weights:
     """dtype: of the activations on `device`. kv: how layers keep keys and values. `prefix` ends with a dot, or is empty
-    at the root."""
+    at the root. staged: what is prepared for the device waits on the CPU, for a device that has no room for it yet."""
 
     reader: WeightReader
     device: torch.device
@@ -45,6 +49,7 @@ class Weights:
     progress: Progress
     kv: KVFormat
     prefix: str = ""
+    staged: bool = False
 
     def at(self, path: str) -> Weights:
         """The subtree `path`."""
@@ -66,7 +71,7 @@ class Weights:
         """A prepared [N, K], or our part of it: an even one unless `share` says which. Raises ModelError."""
         prepared = api.prepare_weight(self._read_matrix(name, shape, split, share), self.device, self.dtype)
         self.progress.advance()
-        return prepared
+        return self.kept(prepared)
 
     def dense(self, name: str, shape: tuple[int, int], split: Split) -> torch.Tensor:
         """The values of a matrix, or of our part, on the CPU: for weights that are taken apart. Raises ModelError."""
@@ -79,7 +84,7 @@ class Weights:
 
     def prepare(self, matrix: torch.Tensor) -> Weight:
         """A dense [N, K] on the CPU as a product wants it on our device."""
-        return api.prepare_weight(matrix.contiguous(), self.device, self.dtype)
+        return self.kept(api.prepare_weight(matrix.contiguous(), self.device, self.dtype))
 
     def stacked(
         self, names: Sequence[str], sizes: Sequence[int], num_inputs: int, shares: Sequence[Share] | None = None
@@ -94,7 +99,7 @@ class Weights:
             self._read_matrix(name, (size, num_inputs), Split.OUTPUTS, share)
             for name, size, share in zip(names, sizes, shares or itertools.repeat(None))
         ]
-        prepared = [api.prepare_weight(part, self.device, self.dtype) for part in stack(parts)]
+        prepared = [self.kept(api.prepare_weight(part, self.device, self.dtype)) for part in stack(parts)]
         for _ in names:
             self.progress.advance()
         dense = [part for part in prepared if isinstance(part, torch.Tensor)]
@@ -121,11 +126,21 @@ class Weights:
     def on_device(self, vector: torch.Tensor) -> torch.Tensor:
         """A copy in the activations' dtype."""
         # A copy: the file's pages must not stay mapped for a few numbers.
-        return vector.to(device=self.device, dtype=self.dtype, copy=True)
+        return vector.to(device="cpu" if self.staged else self.device, dtype=self.dtype, copy=True)
 
-    def _read_matrix(
-        self, name: str, shape: tuple[int, int], split: Split, share: Share | None = None
-    ) -> Weight:
+    def kept(self, prepared: Prepared) -> Prepared:
+        """A weight where this load leaves it; its tensors are a dataclass's fields, or itself."""
+        if not self.staged:
+            return prepared
+        if isinstance(prepared, torch.Tensor):
+            return prepared.to("cpu")
+        fields = {field.name: getattr(prepared, field.name) for field in dataclasses.fields(prepared)}
+        moved: dict[str, Any] = {
+            name: part.to("cpu") for name, part in fields.items() if isinstance(part, torch.Tensor)
+        }
+        return replace(prepared, **moved)
+
+    def _read_matrix(self, name: str, shape: tuple[int, int], split: Split, share: Share | None = None) -> Weight:
         full_name = self.prefix + name
         weight = self.reader.read(full_name, shape)
         if split is Split.OUTPUTS:
