@@ -31,16 +31,23 @@ def differing_products() -> Iterable[str]:
     """Products of which a row depends on how many others there are."""
     import torch
 
-    from tokenspeed_kernel.gemm.triton_invariant import _linear
+    from tokenspeed_kernel.registry import current_platform, solutions
 
     torch.manual_seed(0)
-    for inputs, outputs in PRODUCTS:
-        x = torch.randn(max(ROWS), inputs, device="cuda", dtype=torch.bfloat16)
-        weight = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
-        whole = _linear(x, weight, None)
-        for rows in ROWS:
-            if not torch.equal(_linear(x[:rows], weight, None), whole[:rows]):
-                yield f"{rows} rows of {inputs} x {outputs}"
+    fitting = [item for item in solutions("gemm.linear") if item.batch_invariant and torch.bfloat16 in item.dtypes]
+    for item in fitting:
+        if item.needs.device != "cuda" or item.needs.unmet(current_platform()):
+            continue
+        for inputs, outputs in PRODUCTS:
+            call = {"weight_format": "bfloat16", "weight_layout": "rows", "inputs": inputs, "outputs": outputs}
+            if item.misfit("cuda", torch.bfloat16, call):
+                continue
+            x = torch.randn(max(ROWS), inputs, device="cuda", dtype=torch.bfloat16)
+            weight = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
+            whole = item.fn(x, weight, None)
+            for rows in ROWS:
+                if not torch.equal(item.fn(x[:rows], weight, None), whole[:rows]):
+                    yield f"{item.name}, {rows} rows of {inputs} x {outputs}"
 
 
 def answers(engine: Any, prompts: list[list[int]], params: dict[str, Any]) -> list[Answer]:

@@ -2,7 +2,7 @@
 """Products on Hopper whose outputs have the same bits alone and in any batch: one sum over K, in order, for each.
 
 `cuda_stream` without shared K for few rows, `cuda_wide` for many; both add up panels of 64 columns in the same matrix
-instructions. Never chosen by rank: an override asks for them.
+instructions. Chosen where only invariant solutions may be: elsewhere others rank above them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAST = -10
 
 @kernel(
     "gemm.linear", name="cuda_invariant", needs=_NEEDS, dtypes={torch.bfloat16}, band=Band.PORTABLE,
-    priority=_LAST, traits=dense_traits(_some),
+    priority=_LAST, traits=dense_traits(_some), batch_invariant=True,
 )  # fmt: skip
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ weight.T + bias."""
@@ -39,7 +39,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 @kernel(
     "gemm.linear_silu_and_mul", name="cuda_invariant", needs=_NEEDS, dtypes={torch.bfloat16}, band=Band.PORTABLE,
-    priority=_LAST, traits=dense_traits(_some, even_eights),
+    priority=_LAST, traits=dense_traits(_some, even_eights), batch_invariant=True,
 )  # fmt: skip
 def linear_silu_and_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """silu(gate) * up over halves of x @ weight.T + bias."""
@@ -50,7 +50,7 @@ def linear_silu_and_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tenso
 
 @kernel(
     "gemm.logits", name="cuda_invariant", needs=_NEEDS, dtypes={torch.bfloat16}, band=Band.PORTABLE,
-    priority=_LAST, traits=dense_traits(_some),
+    priority=_LAST, traits=dense_traits(_some), batch_invariant=True,
 )  # fmt: skip
 def logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x @ weight.T in float32."""

@@ -136,6 +136,6 @@ for _dtype in (torch.float32, torch.bfloat16, torch.float16):
             dtypes={_dtype},
             traits={"weight_format": {_name}, "weight_layout": {ROWS_LAYOUT}},
             band=Band.PORTABLE,
-            priority=-1,
+            priority=-20,
             batch_invariant=True,
         )(_fn)

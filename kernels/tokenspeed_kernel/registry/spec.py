@@ -155,7 +155,8 @@ def kernel(
 ) -> Callable[[F], F]:
     """Decorator: register a function as a solution of `op`. The function itself is returned unchanged.
 
-    The arguments are the fields of `KernelSpec`. batch_invariant: None for yes, or for no where the operation tiles rows.
+    The arguments are the fields of `KernelSpec`. batch_invariant: None for yes, or for no where the operation tiles
+    rows.
 
     Raises KernelError for an unknown operation or trait, an unsupported dtype, or a name already taken.
     """
