@@ -156,6 +156,8 @@ class GatewayConfig:
     connections: ConnectionConfig
     traces: TraceConfig
     tokenizer_cache: TokenizerCacheConfig
+    keep_reasoning: bool
+    """Prompts keep the reasoning of earlier turns."""
     num_gateways: int
     """Processes on the port; more than one have a process in front (`gateway.several`)."""
     member: Member | None = None
@@ -340,6 +342,7 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
         connections=connection_config(values),
         traces=trace_config(values),
         tokenizer_cache=tokenizer_cache_config(values),
+        keep_reasoning=values["keep_reasoning"],
         num_gateways=_num_gateways(values),
     )
 

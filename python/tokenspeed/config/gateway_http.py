@@ -58,6 +58,7 @@ HTTP_FLAGS: tuple[Flag, ...] = (
     _flag("--cors-allowed-origins", "append", (), _HTTP, "origins whose pages may ask, or *"),
     _flag("--enable-trace", "switch", False, _LOGS, "send a span of every request to an OTLP collector"),
     _flag("--otlp-traces-endpoint", "str", "localhost:4317", _LOGS, "host:port of the collector (gRPC)"),
+    _flag("--keep-reasoning", "switch", False, _MODEL, "prompts keep the reasoning of earlier turns"),
     _flag("--tokenizer-cache-enable-l0", "switch", False, _MODEL, "remember the tokens of whole texts"),
     _flag("--tokenizer-cache-l0-max-entries", "int", 10000, _MODEL, "texts remembered at most"),
     _flag("--tokenizer-cache-l0-max-memory", "int", 268435456, _MODEL, "bytes they take at most"),

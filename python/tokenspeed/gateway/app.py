@@ -320,7 +320,9 @@ def load_model(config: GatewayConfig, router: Router, metrics: GatewayMetrics) -
         names.append(config.model_path)
     template = _template(config, tokenizer)
     cache = _tokenizer_cache(config.tokenizer_cache, tokenizer, metrics)
-    return ServedModel(names, tokenizer, template, _parsers(config, template), router, cache)
+    model = ServedModel(names, tokenizer, template, _parsers(config, template), router, cache)
+    model.keep_reasoning = config.keep_reasoning
+    return model
 
 
 def _tokenizer_cache(

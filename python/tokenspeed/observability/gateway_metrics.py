@@ -86,6 +86,7 @@ class GatewayMetrics:
         self._make_breakers()
         self._make_routing()
         self._make_tokenizer()
+        self._make_turns()
 
     def _of(self, metric: M, *values: str) -> M:
         """A series of `metric`. The library's own look-up costs more than counting; series of requests never end."""
@@ -218,6 +219,29 @@ class GatewayMetrics:
         """A tokenizer cache ("l0" or "l1") was asked; characters that were not encoded again."""
         self._of(self._tokenizer_lookups, cache, "hit" if hit else "miss").inc()
         self._of(self._tokenizer_reused, cache).inc(num_reused)
+
+    def turn_went_on(self, first_diverging: int | None, num_before: int) -> None:
+        """A conversation's next prompt came. first_diverging: where it leaves the prompt and answer before it, of
+        `num_before` tokens; None when it begins with all of them."""
+        self._of(self._turns, "extends" if first_diverging is None else "diverges").inc()
+        if first_diverging is not None:
+            self._first_diverging.observe(first_diverging)
+            self._diverged.inc(num_before - first_diverging)
+
+    def _make_turns(self) -> None:
+        registry = self.registry
+        self._turns = Counter(
+            "tokenspeed:turns", "Prompts that go on with a known turn, by outcome.", ("outcome",), registry=registry
+        )
+        self._first_diverging = Histogram(
+            "tokenspeed:first_diverging_token",
+            "Position of the first token of a next prompt that is not as in the turn before.",
+            registry=registry,
+            buckets=[float(4**power) for power in range(2, 11)],
+        )
+        self._diverged = Counter(
+            "tokenspeed:diverged_tokens", "Tokens of turns behind the first that diverged.", registry=registry
+        )
 
     def _make_tokenizer(self) -> None:
         self._tokenizer_lookups = Counter(

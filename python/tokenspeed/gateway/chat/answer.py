@@ -29,7 +29,10 @@ class Answer:
     def __init__(self, job: Job, vocabulary: Vocabulary) -> None:
         self.first_token_s: float | None = None
         """`time.monotonic()` of the first token."""
+        self.token_ids: list[int] = []
+        """Of the one choice of a conversation's turn."""
         self._job = job
+        self._gathers = job.turn is not None
         self._choices = [Choice(vocabulary, job.rules) for _ in range(job.num_generations)]
         rules = job.reply
         self._replies = [Reply(rules) for _ in self._choices] if rules is not None else None
@@ -100,6 +103,8 @@ class Answer:
         if batch.input_token_logprobs_val and batch.input_token_logprobs_val[row]:
             self._job.format.score_prompt(index // self._job.candidates, _prompt_scores(batch, row))
         piece = choice.feed(tokens)
+        if self._gathers:
+            self.token_ids += tokens.ids
         if piece.finish:
             self._num_open -= 1
             generation.stop(index)

@@ -27,7 +27,9 @@ from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.chat.reply import ReplyRules
 from tokenspeed.gateway.chat.tool_use import ToolChoice, ToolSpec, ToolUse, messages_with_tools, tool_use
+from tokenspeed.gateway.chat.turns import continuation
 from tokenspeed.gateway.http.errors import ApiError, from_request_error, invalid
+from tokenspeed.gateway.text.kept_reasoning import render_keeping
 from tokenspeed.gateway.text.parse.output import Plain, TextMachine
 from tokenspeed.gateway.text.template import TemplateError
 
@@ -58,6 +60,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
+    keep_reasoning: bool | None = None
 
 
 async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
@@ -112,6 +115,7 @@ async def conversation_job(
         ),
         reply=reply,
         format=form(prompt, request_id),
+        turn=continuation(raw["messages"]) if params.n == 1 else None,
         stream=bool(request.stream),
         names={
             **caller_names(request),
@@ -183,10 +187,17 @@ def _render(request: ChatRequest, messages: list[dict[str, Any]], use: ToolUse, 
     tools = use.shown
     if not model.template_has_tools and (tools or any("tool_calls" in message for message in shown)):
         shown, tools = messages_with_tools(shown, tools or []), None
-    try:
-        text = model.template.render(
-            shown, add_generation_prompt=add_prompt, tools=tools, documents=request.documents, variables=variables
+    template, documents = model.template, request.documents
+
+    def render(messages: Sequence[Mapping[str, Any]]) -> str:
+        return template.render(
+            messages, add_generation_prompt=add_prompt, tools=tools, documents=documents, variables=variables
         )
+
+    keeps = model.keep_reasoning if request.keep_reasoning is None else request.keep_reasoning
+    markers = model.parsers.think_markers if keeps else None
+    try:
+        text = render(shown) if markers is None else render_keeping(shown, markers, render)
     except TemplateError as error:
         raise invalid("messages", "invalid_messages", str(error)) from None
     return _without_end_of_turn(text, shown[-1]) if continues else text

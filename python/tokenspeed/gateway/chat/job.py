@@ -19,6 +19,7 @@ from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.fields import Handling, SamplingFields, caller_names
 from tokenspeed.gateway.chat.format import Format
 from tokenspeed.gateway.chat.reply import ReplyRules
+from tokenspeed.gateway.chat.turns import Continuation
 from tokenspeed.gateway.http.errors import from_request_error
 from tokenspeed.rpc.lane.wire import (
     GREEDY_TEMPERATURE,
@@ -55,6 +56,8 @@ class Job:
     stream: bool
     names: Mapping[str, str]
     """Our names of parameters -> the caller's, for what the engine says of them."""
+    turn: Continuation | None = None
+    """Of a conversation; None for other prompts."""
 
     @property
     def num_generations(self) -> int:

@@ -44,6 +44,8 @@ class ServedModel:
         self.tokenizer = tokenizer
         self._encode = tokenizer.encode if cache is None else cache.encode
         self.template = template
+        self.keep_reasoning = False
+        """Whether prompts keep the reasoning of earlier turns, unless a request says otherwise."""
         self._names = names
         self._router = router
 

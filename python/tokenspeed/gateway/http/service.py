@@ -21,6 +21,7 @@ from aiohttp import web
 from tokenspeed.gateway.chat.answer import Answer
 from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.model import ServedModel
+from tokenspeed.gateway.chat.turns import Turns
 from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.body import read_body
 from tokenspeed.gateway.http.errors import ApiError, invalid
@@ -69,6 +70,7 @@ class Service:
         """Requests that have not had their last byte."""
         self.retry = retry
         self.tracer: Tracer = PassingOn()
+        self._turns = Turns()
         self.timeout_s = timeout_s
         """Longest life of a request, from the check of its body to its last byte."""
 
@@ -131,11 +133,18 @@ class Service:
         route = RouteLabels(self.model.name, job.endpoint, "zmq")
         self.metrics.route_started(route, job.stream)
         run = _Run(self, job, routing_key, route, arrival)
+        if job.turn is not None:
+            difference = self._turns.difference(job.turn, job.prompts[0])
+            if difference is not None:
+                self.metrics.turn_went_on(difference.position if difference.diverges else None, difference.num_before)
         try:
             yield run
         except ApiError as error:
             self.metrics.route_failed(route, error.type, error.code)
             raise
+        else:
+            if job.turn is not None:
+                self._turns.remember(job.turn, job.prompts[0], run.token_ids)
         finally:
             run.count()
 
@@ -198,6 +207,11 @@ class _Run:
         self._route = route
         self._attempts = 0
         self._answer = Answer(job, service.model.tokenizer.vocabulary)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Tokens of the answer, of a conversation's turn."""
+        return self._answer.token_ids
 
     async def whole(self) -> web.Response:
         """The answer in one body."""

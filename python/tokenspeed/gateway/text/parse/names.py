@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from tokenspeed.gateway.text.kept_reasoning import ThinkMarkers
 from tokenspeed.gateway.text.parse import marked_calls, object_calls, xml_calls
 from tokenspeed.gateway.text.parse.harmony import Harmony
 from tokenspeed.gateway.text.parse.marked_calls import MARKED_TOKENS, MarkedCalls, MarkedFormat
@@ -183,6 +184,12 @@ class Parsers:
     def or_tools(self, name: str) -> Parsers:
         """These, with the tool parser `name` where there is none."""
         return self if self.tools is not None else replace(self, tools=name)
+
+    @property
+    def think_markers(self) -> ThinkMarkers | None:
+        """What begins and ends reasoning; None for a model without, or with channels instead."""
+        form = _REASONING.get(self.reasoning or "")
+        return None if form is None else ThinkMarkers(form.open, form.close)
 
     def open_end(self, prompt: str, continued: str | None) -> str | None:
         """The marker that ends the reasoning that the prompt has left open; None when an answer begins at once. Where
