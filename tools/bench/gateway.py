@@ -48,17 +48,18 @@ class Processes:
     def cpu_us(self) -> float:
         """Processor time of all threads up to now, in microseconds."""
         total_ns = 0
-        for pid in self._tree():
+        for pid in self.tree():
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 total_ns += int((thread / "schedstat").read_text().split()[0])
         return total_ns / 1e3
 
     def rss_mb(self) -> float:
         """Resident memory in MB (10^6 bytes)."""
-        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self._tree())
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.tree())
         return pages * os.sysconf("SC_PAGESIZE") / 1e6
 
-    def _tree(self) -> list[int]:
+    def tree(self) -> list[int]:
+        """The process and all below it."""
         found = [self._pid]
         for pid in found:
             found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())

@@ -109,8 +109,11 @@ class PacedEngine:
         due_s = time.monotonic()
         while self._listen():
             wait_s = max(0.0, due_s - time.monotonic()) if self._rows else 0.05
-            for message in lane.poll(wait_s):
+            messages = lane.poll(wait_s)
+            for message in messages:
                 self._take(message, lane)
+            if messages and not self._rows:
+                lane.send(self._step())  # without rows: the load is nought again
             now_s = time.monotonic()
             if now_s >= due_s and self._rows:
                 lane.send(self._step())

@@ -13,6 +13,7 @@ import pytest
 
 from tools.bench.gateway import Bench, Processes, ours
 from tools.bench.gateway_load import Ask, BadAnswer, run
+from tools.bench.gateway_soak import Report, soak
 
 TEXT = "A gateway is measured by what a token costs. " * 20
 
@@ -40,3 +41,15 @@ def test_a_round_tells_every_number_and_an_error_for_an_answer_ends_the_run() ->
 def test_a_program_that_is_no_gateway_is_reported_with_its_output(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no gateway here"):
         Bench("none", [sys.executable, "-c", "print('no gateway here')"], TEXT).__enter__()
+
+
+def test_a_gateway_under_clients_that_leave_keeps_nothing_of_them() -> None:
+    report = soak(ours(), 64, 2.0, TEXT, 1)
+    assert report.faults == []
+    assert report.ends["finished"] > 20 and report.ends["left"] > 10
+
+
+def test_the_load_test_names_what_a_gateway_leaves_behind() -> None:
+    report = Report(early_mb=50.0, late_mb=90.0, left_over={"descriptors": 3, "requests at the engine": 0})
+    report.ends.update({"finished": 5, "left": 2, "status 503": 1})
+    assert report.faults == ["1 requests: status 503", "3 descriptors left over", "memory grew from 50 to 90 MB"]
