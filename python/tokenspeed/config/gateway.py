@@ -175,7 +175,7 @@ HONOURED: tuple[Flag, ...] = (
     _flag("--host", "str", "0.0.0.0", _HTTP, "address to listen on"),
     _flag("--port", "int", 30000, _HTTP, "port to listen on; 0 takes a free one"),
     _flag("--gateway-workers", "int", 1, _HTTP, "gateway processes that share the port and its workers"),
-    _flag("--worker-urls", "append", (), _WORKERS, "ipc:///path or tcp://host:port of each worker's lane"),
+    _flag("--worker-urls", "append", (), _WORKERS, "of each worker: ipc:///path or tcp://host:port (a lane), or grpc://host:port"),
     _flag("--backend --runtime", "str", "tokenspeed", _WORKERS, "kind of the workers", "tokenspeed"),
     _flag("--zmq-engine-count", "int", None, _WORKERS, "ranks behind a worker URL; default: what the first one says"),
     _flag("--zmq-startup-timeout-secs", "float", 3600.0, _WORKERS, "time for all ranks to register after the first"),

@@ -16,6 +16,11 @@ from pathlib import Path
 MEMBER_ENV = "TOKENSPEED_GATEWAY_MEMBER"
 
 
+def has_lane(url: str) -> bool:
+    """Whether the worker dials us; those behind gRPC are dialled, by as many gateways as there are."""
+    return not url.startswith("grpc://")
+
+
 @dataclass(frozen=True)
 class Member:
     """`index` of `count` processes; `port`: the one that all of them listen on."""
@@ -45,8 +50,9 @@ class Member:
         return f"{self.lane_url(worker)}-hello.sock"
 
     def private_lanes(self, worker_urls: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """For each worker, the URL and the handshake address of this member's lane."""
-        return {url: (self.lane_url(n), self.handshake_address(n)) for n, url in enumerate(worker_urls)}
+        """For each worker that dials, the URL and the handshake address of this member's lane."""
+        dialling = [(n, url) for n, url in enumerate(worker_urls) if has_lane(url)]
+        return {url: (self.lane_url(n), self.handshake_address(n)) for n, url in dialling}
 
     @property
     def history_path(self) -> str:

@@ -164,9 +164,9 @@ class GatewayMetrics:
         """Requests that the gateway has in flight on a worker."""
         self._worker_active.labels(worker).set(num_requests)
 
-    def worker_selected(self, model: str, policy: str, branch: str) -> None:
+    def worker_selected(self, connection_mode: str, model: str, policy: str, branch: str) -> None:
         """A policy chose a worker for an attempt; branch is the policy's reason."""
-        self._of(self._worker_selections, "regular", "zmq", model, policy).inc()
+        self._of(self._worker_selections, "regular", connection_mode, model, policy).inc()
         if policy in self._branches:
             self._of(self._branches[policy], branch).inc()
 

@@ -170,7 +170,7 @@ def _worker_object(worker: Worker) -> dict[str, Any]:
         "id": _id(worker),
         "url": worker.url,
         "model": worker.model,
-        "connection_mode": "zmq",
+        "connection_mode": worker.connection_mode,
         "state": worker.state().value,
         "reason": worker.reason,
         "circuit_breaker": worker.breaker.state.name.lower(),

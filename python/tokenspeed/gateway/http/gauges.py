@@ -43,5 +43,5 @@ class WorkerGauges:
             load = WorkerLoad(rank.num_running, rank.num_waiting, rank.active_blocks, rank.total_blocks)
             names.add((f"{worker.url}@{rank.index}", model))
             metrics.worker_load(f"{worker.url}@{rank.index}", model, load)
-        metrics.worker_pool("zmq", model, len(self._router.ready()))
+        metrics.worker_pool(worker.connection_mode, model, len(self._router.ready()))
         return names

@@ -130,7 +130,7 @@ class Service:
     @asynccontextmanager
     async def _counted(self, job: Job, routing_key: str, arrival: _Arrival) -> AsyncIterator[_Run]:
         """A run of `job`, with its metrics around it."""
-        route = RouteLabels(self.model.name, job.endpoint, "zmq")
+        route = RouteLabels(self.model.name, job.endpoint, self.router.connection_mode)
         self.metrics.route_started(route, job.stream)
         run = _Run(self, job, routing_key, route, arrival)
         if job.turn is not None:
@@ -151,7 +151,7 @@ class Service:
     def attempt(self, run: _Run, number: int) -> Generation:
         """A fresh generation on the worker that the policy chooses. Raises `ApiError` 503 without one."""
         worker, branch = self.router.pick(run.asked, run.tried)
-        self.metrics.worker_selected(self.model.name, self.router.policy.name, branch)
+        self.metrics.worker_selected(worker.connection_mode, self.model.name, self.router.policy.name, branch)
         engine = worker.lane.ready_response
         for column in run.job.handling.columns:
             if not engine.declares("TokenizedGenerateReqInput", column):

@@ -68,6 +68,11 @@ class Router:
         self.policy.forget(worker.url)
 
     @property
+    def connection_mode(self) -> str:
+        """How most workers are reached: that of the first."""
+        return self.workers[0].connection_mode if self.workers else "zmq"
+
+    @property
     def num_in_flight(self) -> int:
         """Requests that some worker has not finished."""
         return sum(worker.num_in_flight for worker in self.workers)

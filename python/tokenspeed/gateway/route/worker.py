@@ -9,15 +9,23 @@ by itself when its engine dials again.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tokenspeed.gateway.route.breaker import Breaker, BreakerOptions, BreakerState
-from tokenspeed.rpc.lane.gateway_end import GatewayLane, LaneOptions, LaneState
+from tokenspeed.rpc.lane.gateway_end import GatewayLane, LaneOptions, LaneState, RequestSink
+from tokenspeed.rpc.lane.rank import Rank
+from tokenspeed.rpc.lane.wire import (
+    ControlReplySlim,
+    PlainGenerateReqInput,
+    ReadyResponse,
+    TokenizedGenerateReqInput,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +67,37 @@ class Watcher(Protocol):
         """A worker's breaker went from one state to another."""
 
 
+class Lane(Protocol):
+    """What a worker needs of the way to its engine; `GatewayLane` says what each of these does."""
+
+    state: LaneState
+    ranks: dict[bytes, Rank]
+
+    @property
+    def num_in_flight(self) -> int: ...
+    @property
+    def ready_response(self) -> ReadyResponse: ...
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+    def submit(self, request: PlainGenerateReqInput | TokenizedGenerateReqInput, sink: RequestSink) -> None: ...
+    def abort(self, request_ids: list[str]) -> None: ...
+    def control(self, method: str, args: list[object]) -> asyncio.Future[list[ControlReplySlim]]: ...
+
+
+def connection_mode(url: str) -> str:
+    """How the worker of a URL is reached: grpc or zmq."""
+    return "grpc" if url.startswith("grpc://") else "zmq"
+
+
+def _make_lane(url: str, options: LaneOptions, on_state: Callable[[LaneState, str], None]) -> Lane:
+    if connection_mode(url) == "zmq":
+        return GatewayLane(url, options, on_state)
+    # Loaded when needed: most gateways never speak gRPC.
+    from tokenspeed.rpc.grpc.call.client import GrpcLane
+
+    return GrpcLane(url, options, on_state)
+
+
 class Worker:
     """A worker URL and everything known of what stands behind it."""
 
@@ -70,8 +109,13 @@ class Worker:
         """It is being removed: it finishes what it has."""
         self._stall_s = options.stall_s
         self._watcher = watcher
-        self.lane = GatewayLane(*options.lane_of(url), self._lane_changed)
+        self.lane = _make_lane(*options.lane_of(url), self._lane_changed)
         self.breaker = Breaker(options.breaker, time.monotonic, self._breaker_changed)
+
+    @property
+    def connection_mode(self) -> str:
+        """zmq or grpc."""
+        return connection_mode(self.url)
 
     @property
     def num_in_flight(self) -> int:

@@ -23,7 +23,7 @@ from dataclasses import replace
 import zmq
 
 from tokenspeed.config.gateway import GatewayConfig
-from tokenspeed.config.member import Member
+from tokenspeed.config.member import Member, has_lane
 from tokenspeed.gateway.http.logs import configure_logs
 from tokenspeed.rpc.lane.address import AddressError
 from tokenspeed.rpc.lane.gateway_end import LaneOptions
@@ -88,6 +88,7 @@ class _Front:
         self._relays = [
             Relay(url, replace(options), [member.handshake_address(number) for member in self._members])
             for number, url in enumerate(config.worker_urls)
+            if has_lane(url)
         ]
         self._children: dict[int, asyncio.subprocess.Process] = {}
         self._num_signals = 0

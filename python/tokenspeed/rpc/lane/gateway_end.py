@@ -157,10 +157,7 @@ class GatewayLane:
         self._started(request.rid, sink, rank)
 
     def _started(self, rid: str, sink: RequestSink, rank: Rank) -> None:
-        rank.num_in_flight += 1
-        rank.num_sent += 1
-        if not rank.working_since_s:
-            rank.working_since_s = time.monotonic()
+        rank.begin(time.monotonic())
         self._sinks[rid] = (sink, rank)
 
     def abort(self, request_ids: list[str]) -> None:
@@ -381,9 +378,7 @@ class GatewayLane:
         entry = self._sinks.pop(rid, None)
         if entry is None:
             return None
-        entry[1].num_in_flight -= 1
-        if not entry[1].num_in_flight:
-            entry[1].working_since_s = 0.0
+        entry[1].end()
         return entry[1]
 
     # ---- loss ------------------------------------------------------------------------------------------------

@@ -32,6 +32,19 @@ class Rank:
         """The rank's number on its lane."""
         return self.index_of(self.identity)
 
+    def begin(self, now_s: float) -> None:
+        """A request goes to this rank."""
+        self.num_in_flight += 1
+        self.num_sent += 1
+        if not self.working_since_s:
+            self.working_since_s = now_s
+
+    def end(self) -> None:
+        """A request of this rank is over."""
+        self.num_in_flight -= 1
+        if not self.num_in_flight:
+            self.working_since_s = 0.0
+
     def on_batch(self, batch: wire.BatchTokenIDOutSlim, now_s: float) -> None:
         """Take the load numbers of a result frame."""
         self.last_output_s = now_s

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: MIT
+"""The gateway's end of an engine behind gRPC: one `GrpcLane` a worker URL (`grpc://host:port`), on the asyncio loop.
+
+It has the face of `GatewayLane`, so whoever routes does not tell them apart: it connects and connects again, says when
+the engine is there, sends requests, pushes their rows into sinks, and turns the loss of the connection into one `fail`
+a request in flight. Each request is one call of its own; that is what the protocol costs against the ZMQ lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from tokenspeed.rpc.grpc.call.convert import to_batch, to_ready, to_refusal, to_request
+from tokenspeed.rpc.grpc.limits import max_message_bytes, message_options
+from tokenspeed.rpc.lane import wire
+from tokenspeed.rpc.lane.address import AddressError
+from tokenspeed.rpc.lane.gateway_end import LaneNotReady, LaneOptions, LaneState, RequestSink
+from tokenspeed.rpc.lane.rank import Rank
+from tokenspeed_protos import common_pb2
+from tokenspeed_protos import tokenspeed_scheduler_pb2 as pb
+from tokenspeed_protos.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerStub
+
+logger = logging.getLogger(__name__)
+
+_SCHEME = "grpc://"
+_CALL_S = 10.0
+_RETRY_S = 0.5
+_WATCH_S = 1.0
+_SILENT_S = 2.0
+"""After this long without a row while there is work, the engine is asked whether it lives."""
+_KEEPALIVE = [
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+
+@dataclass
+class _Call:
+    """A request in flight and the task that reads its answer."""
+
+    sink: RequestSink
+    rank: Rank
+    task: asyncio.Task[None]
+
+
+class GrpcLane:
+    """`on_state` is called after every change of state with a sentence that says why."""
+
+    def __init__(self, url: str, options: LaneOptions, on_state: Callable[[LaneState, str], None]) -> None:
+        self.url = url
+        self.state = LaneState.CLOSED
+        self.ranks: dict[bytes, Rank] = {}
+        self.dropped: Counter[str] = Counter()
+        self.last_output_s = 0.0
+        self._on_state = on_state
+        self._calls: dict[str, _Call] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: TokenSpeedSchedulerStub
+        self._life: asyncio.Task[None] | None = None
+
+    # ---- life ------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin to connect. Raises `AddressError`."""
+        target = self.url.removeprefix(_SCHEME)
+        host, colon, port = target.rpartition(":")
+        if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise AddressError(f"worker URL {self.url!r} must be grpc://host:port")
+        options = [*message_options(max_message_bytes()), *_KEEPALIVE]
+        self._channel = grpc.aio.insecure_channel(target, options)
+        self._stub = TokenSpeedSchedulerStub(self._channel)
+        self._set_state(LaneState.HANDSHAKE, f"connecting to {target}")
+        self._life = asyncio.get_running_loop().create_task(self._live(self._channel))
+
+    def close(self) -> None:
+        """Leave the engine; requests in flight fail. May be called twice."""
+        if self._channel is None:
+            return
+        channel, self._channel = self._channel, None
+        if self._life is not None:
+            self._life.cancel()
+        self._lose("the gateway is stopping")
+        self._spawn(channel.close(None))
+        self._set_state(LaneState.CLOSED, "closed")
+
+    # ---- requests --------------------------------------------------------------------------------------------
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests sent and not yet finished, aborted or failed."""
+        return len(self._calls)
+
+    @property
+    def ready_response(self) -> wire.ReadyResponse:
+        """What the engine said about itself. Raises `LaneNotReady` before it has."""
+        if self.state is not LaneState.READY:
+            raise LaneNotReady(f"worker {self.url} has no engine")
+        response = next(iter(self.ranks.values())).response
+        assert response is not None  # ranks are made with one
+        return response
+
+    def submit(self, request: wire.PlainGenerateReqInput | wire.TokenizedGenerateReqInput, sink: RequestSink) -> None:
+        """Send a request to the rank with the fewest in flight. Raises `LaneNotReady`; then nothing was sent."""
+        if self.state is not LaneState.READY:
+            raise LaneNotReady(f"worker {self.url} has no engine")
+        if request.rid in self._calls:
+            raise ValueError(f"request id {request.rid!r} is in flight already")
+        rank = min(self.ranks.values(), key=lambda r: (r.num_in_flight, r.num_sent))
+        sent = to_request(request, rank.index if len(self.ranks) > 1 else None)
+        rank.begin(time.monotonic())
+        self._calls[request.rid] = _Call(sink, rank, self._spawn(self._read(sent, request.rid, sink, rank)))
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Forget these requests and tell the engine; ids that have ended are skipped."""
+        for rid in request_ids:
+            call = self._forget(rid)
+            if call is not None:
+                call.task.cancel()
+                self._spawn(self._tell_abort(rid))
+
+    def control(self, method: str, args: list[object]) -> asyncio.Future[list[wire.ControlReplySlim]]:
+        """A call to the engine as a whole; the future gives one reply. Raises `LaneNotReady`."""
+        if self.state is not LaneState.READY:
+            raise LaneNotReady(f"worker {self.url} has no engine")
+        return asyncio.ensure_future(self._control(method, args))
+
+    async def _control(self, method: str, args: list[object]) -> list[wire.ControlReplySlim]:
+        if method != "flush_cache":
+            return [wire.ControlReplySlim(0, False, f"{method} is not available over gRPC", 0)]
+        timeout_s = float(args[0]) if args and isinstance(args[0], (int, float)) else _CALL_S
+        try:
+            reply = await self._stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=timeout_s), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise LaneNotReady(f"worker {self.url}: {error.details()}") from None
+            return [wire.ControlReplySlim(0, False, error.details() or error.code().name, 0)]
+        return [wire.ControlReplySlim(0, reply.success, reply.message, 0)]
+
+    async def _read(self, sent: pb.GenerateRequest, rid: str, sink: RequestSink, rank: Rank) -> None:
+        """One call from its first message to its end; the request is ended exactly once."""
+        try:
+            async for response in self._stub.Generate(sent):
+                rank.last_output_s = self.last_output_s = time.monotonic()
+                batch = to_batch(response, rid, sent.stream, rank.index)
+                if batch.finished_reasons[0]:
+                    self._forget(rid)
+                    sink.push(batch, 0)
+                    return
+                sink.push(batch, 0)
+        except grpc.aio.AioRpcError as error:
+            if self._forget(rid) is None:
+                return
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                sink.fail(f"worker {self.url}: {error.details()}")
+            else:
+                sink.push(to_refusal(error, rid, rank.index), 0)
+            return
+        if self._forget(rid) is not None:
+            self.dropped["cut_off"] += 1
+            sink.fail(f"worker {self.url} ended an answer before its end")
+
+    async def _tell_abort(self, rid: str) -> None:
+        """Ended calls are aborted by engines of ours; others wait for this call."""
+        try:
+            await self._stub.Abort(pb.AbortRequest(request_id=rid, reason="Stream dropped"), timeout=_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            logger.debug("worker %s: abort of %s: %s", self.url, rid, error.details())
+
+    def _forget(self, rid: str) -> _Call | None:
+        call = self._calls.pop(rid, None)
+        if call is not None:
+            call.rank.end()
+        return call
+
+    # ---- the engine ------------------------------------------------------------------------------------------
+
+    async def _live(self, channel: grpc.aio.Channel) -> None:
+        """Connect, watch, and connect again, until cancelled."""
+        while True:
+            try:
+                await self._register()
+                await self._watch(channel)
+            except grpc.aio.AioRpcError as error:
+                self._lose(f"{error.code().name}: {error.details()}")
+            except (ValueError, TypeError) as error:
+                self._lose(f"what the engine says of itself cannot be read: {error}")
+            await asyncio.sleep(_RETRY_S)
+
+    async def _register(self) -> None:
+        health = await self._stub.HealthCheck(pb.HealthCheckRequest(), timeout=_CALL_S)
+        if not health.healthy:
+            self._lose(f"the engine is not healthy: {health.message}")
+            return
+        model = await self._stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=_CALL_S)
+        server = await self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=_CALL_S)
+        response = to_ready(model, server)
+        for index in range(response.data_parallel_size):
+            rank = Rank(wire.identity_of(index))
+            rank.response = response
+            rank.total_blocks = response.num_gpu_blocks
+            self.ranks[rank.identity] = rank
+        self.last_output_s = time.monotonic()
+        self._set_state(LaneState.READY, f"{response.data_parallel_size} rank(s) answer")
+
+    async def _watch(self, channel: grpc.aio.Channel) -> None:
+        """Loads and signs of life while the engine is there; returns or raises when it is not."""
+        while self.state is LaneState.READY:
+            await asyncio.sleep(_WATCH_S)
+            if channel.get_state() in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                self._lose("the connection is lost")
+                return
+            await self._take_loads()
+            now_s = time.monotonic()
+            if any(rank.silence_s(now_s) > _SILENT_S for rank in self.ranks.values()):
+                self._spawn(self._ask_health())
+
+    async def _take_loads(self) -> None:
+        try:
+            loads = await self._stub.GetLoads(pb.GetLoadsRequest(include=["core", "queues"]), timeout=_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return
+            raise
+        for load in loads.loads:
+            rank = self.ranks.get(wire.identity_of(load.dp_rank))
+            if rank is not None:
+                rank.num_running, rank.num_waiting = load.num_running_reqs, load.num_waiting_reqs
+                rank.active_blocks = round(load.token_usage * rank.total_blocks)
+
+    async def _ask_health(self) -> None:
+        """An engine that finishes a step for this has finished one for all."""
+        try:
+            health = await self._stub.HealthCheck(pb.HealthCheckRequest(), timeout=_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            logger.debug("worker %s: health: %s", self.url, error.details())
+            return
+        if health.healthy:
+            for rank in self.ranks.values():
+                rank.last_output_s = time.monotonic()
+
+    def _lose(self, reason: str) -> None:
+        calls, self._calls = self._calls, {}
+        self.ranks.clear()
+        for call in calls.values():
+            call.task.cancel()
+            call.sink.fail(f"worker {self.url}: {reason}")
+        self._set_state(LaneState.HANDSHAKE, reason)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _set_state(self, state: LaneState, reason: str) -> None:
+        if state is not self.state:
+            self.state = state
+            self._on_state(state, reason)
