@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from tests.e2e.lifecycle_test import gauge, long_stream, wait_until
-from tests.support.server import Server
+from tests.support.server import Server, free_port
 
 LONG = "The history of the sea, as the old sailors told it, begins with a storm. " * 40
 SCHEMA = {
@@ -194,3 +195,22 @@ def test_two_replicas_share_the_requests_and_end_and_return_together() -> None:
         assert wait_until(lambda: "ready again after" in own.log(), 90), own.log()
         assert complete(own, BODIES["greedy"])["choices"][0]["text"]
         assert not [replica for replica in replicas if replica.is_running()]
+
+
+def test_two_machines_share_a_model_and_a_node_comes_back_after_a_loss() -> None:
+    flags = ["--max-model-len", "1024", "--max-num-seqs", "8", "--max-total-tokens", "8192"]
+    flags += ["--tp", "2", "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{free_port()}"]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    command = [sys.executable, "-m", "tokenspeed.cli.ts", "serve", *flags, "--node-rank", "1"]
+    node = subprocess.Popen(command, env=environment)
+    try:
+        with Server(*flags) as own:
+            before = complete(own, BODIES["greedy"])["choices"][0]["text"]
+            end_of_a_stream_when(own, psutil.Process(node.pid).children()[0].kill)
+            assert wait_until(lambda: "ready again after" in own.log(), 90), own.log()
+            assert complete(own, BODIES["greedy"])["choices"][0]["text"] == before
+            own.terminate()
+            assert own.wait() == 0
+        assert node.wait(30) == 0, "the node ends with the engine"
+    finally:
+        node.kill()

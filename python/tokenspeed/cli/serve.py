@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenspeed.cli import _proc
@@ -65,6 +65,8 @@ def main(argv: Sequence[str]) -> int:
     split = split_argv(argv)
     if split.supervisor.values["headless"]:
         return _headless(split)
+    if split.engine.values["node_rank"]:
+        return _headless(_engine_alone(split))  # the first machine has the gateway
     return _supervised(split)
 
 
@@ -140,6 +142,12 @@ def _take_known(words: list[str], rest: list[str]) -> tuple[list[str], list[str]
     return kept, rest
 
 
+def _engine_alone(split: Split) -> Split:
+    """A machine of other ranks may be given the flags of the first one: those for gateway and supervisor say nothing
+    here."""
+    return replace(split, supervisor=parse_flags(["--headless"], SUPERVISOR_FLAGS), gateway_words=[])
+
+
 def _headless(split: Split) -> int:
     for dest in _SUPERVISED_ONLY:
         if dest in split.supervisor.given:
@@ -156,6 +164,10 @@ def _headless(split: Split) -> int:
     if config.parallel.data_rank is None:
         return Replicas(headless_arguments(split, source), config.parallel.data_size).run()
     logging.basicConfig(level=config.log.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    if config.parallel.node_rank:
+        from tokenspeed.engine.nodes import Node
+
+        return Node(config, source, model_config).run()
     from tokenspeed.engine.headless import run_headless
 
     return run_headless(config, source, model_config, machine, values["served_model_name"] or source.name)

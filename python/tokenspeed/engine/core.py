@@ -42,6 +42,7 @@ from tokenspeed.engine.leader import Leader, lead
 from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop, nothing
 from tokenspeed.engine.messages import Frontend
+from tokenspeed.engine.nodes import RankDoor, model_facts
 from tokenspeed.engine.operations import Operations
 from tokenspeed.engine.ports import EnginePorts
 from tokenspeed.engine.ranks import ALONE, Ranks, first
@@ -102,8 +103,8 @@ def start(
     config: Config, source: ModelSource, model_config: ModelConfig, hardware: Hardware, progress: Progress
 ) -> EngineCore:
     """`build` with as many ranks as `config` says; this process is the first of them."""
-    if config.parallel.num_nodes > 1:
-        raise FlagError("--nnodes", "this release runs an engine's ranks on one machine")
+    if config.parallel.node_rank:
+        raise FlagError("--node-rank", f"{config.parallel.node_rank}: such a node is started by `ts serve`")
     if config.parallel.data_rank is None:
         raise FlagError(
             "--data-parallel-size", "a process has one replica: `ts serve` starts them all, --data-parallel-rank one"
@@ -114,12 +115,22 @@ def start(
     seed = secrets.randbits(63) if config.admission.seed is None else config.admission.seed
     config = replace(config, admission=replace(config.admission, seed=seed))
     progress(f"starting {config.parallel.tensor_size} ranks")
-    ranks = lead(config, source, model_config, hardware)
+    ranks = _all_ranks(config, source, model_config, hardware)
     try:
         return build(config, source, model_config, hardware, progress, ranks)
     except BaseException:
         ranks.close()
         raise
+
+
+def _all_ranks(config: Config, source: ModelSource, model_config: ModelConfig, hardware: Hardware) -> Leader:
+    if config.parallel.num_nodes == 1:
+        return lead(config, source, model_config, hardware, None)
+    door = RankDoor(config.parallel, model_facts(config, model_config))
+    try:
+        return lead(config, source, model_config, hardware, door.peers)
+    finally:
+        door.close()
 
 
 def build(

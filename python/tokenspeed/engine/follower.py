@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Any rank but the first: builds the same engine, then repeats the first one's turns until it says stop.
 
-A process of its own (`python -m tokenspeed.engine.follower ORDERS REPORTS`, two inherited sockets). Its main thread is
-the loop's; a thread beside it says once a second that the process lives, and ends the process when the first rank is
-gone, whatever the main thread waits for. It answers no request, opens no port, and ends with the first rank.
+A process of its own (`python -m tokenspeed.engine.follower ORDERS REPORTS`, two inherited sockets; behind them, on
+another machine than the first rank's, its device and where the model lies there). Its main thread is the loop's; a
+thread beside it says once a second that the process lives, and ends the process when the first rank is gone, whatever
+the main thread waits for. It answers no request, opens no port, and ends with the first rank.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ import sys
 import threading
 import time
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tokenspeed.config import hardware
 from tokenspeed.config.constraint import Constraint
+from tokenspeed.config.model_source import ModelSource
 from tokenspeed.engine.admission import Grammars
 from tokenspeed.engine.errors import EngineFault
 from tokenspeed.engine.leader import Setup
@@ -173,14 +178,27 @@ class Followed:
         return self.compiler
 
 
-def main(orders: Orders, reports: Reports) -> int:
+@dataclass(frozen=True)
+class Place:
+    """What a rank of another machine than the first one's knows itself."""
+
+    device: str
+    source: ModelSource
+
+    def of(self, setup: Setup) -> Setup:
+        """`setup` as it is there."""
+        config = replace(setup.config, device=replace(setup.config.device, device=self.device))
+        return replace(setup, config=config, source=self.source, hardware=hardware.detect())
+
+
+def main(orders: Orders, reports: Reports, place: Place | None) -> int:
     """Serve until the first rank stops. The exit status: 0, or 1 once a fault was reported."""
     threading.Thread(target=_live_with_the_first, args=(reports,), name="life", daemon=True).start()
     rank = -1
     try:
         _, setup, _ = orders.receive()
         rank = setup.rank
-        run(setup, orders, reports)
+        run(setup if place is None else place.of(setup), orders, reports)
         return 0
     except LinkLost:
         return 1
@@ -221,7 +239,11 @@ def _main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     orders, reports = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
-    return main(Orders(orders, None), Reports(reports))
+    place = None
+    if len(sys.argv) > 3:
+        device, kind, path, name = sys.argv[3:]
+        place = Place(device, ModelSource(kind, Path(path), name))  # type: ignore[arg-type]
+    return main(Orders(orders, None), Reports(reports), place)
 
 
 if __name__ == "__main__":

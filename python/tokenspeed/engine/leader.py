@@ -46,6 +46,7 @@ logger = logging.getLogger("tokenspeed.engine")
 
 _LOOPBACK = "127.0.0.1"
 _WATCH_S = 0.25
+_POLL_S = 0.02
 _NOTICE_S = 0.5
 """That the thread which serves has to see a loss by itself, and to end in its own words."""
 _CAUSE_S = 1.5
@@ -148,11 +149,13 @@ class Leader:
                 peer.orders.send(Kind.STOP, None)
             except LinkLost:
                 pass
+        self._watcher.join(2 * _WATCH_S)
         deadline_s = time.monotonic() + (_END_S if self._loss is None else 0.0)
         for peer in self._peers:
             if peer.process is not None:
                 _end(peer.process, deadline_s - time.monotonic())
-        self._watcher.join(2 * _WATCH_S)
+            else:
+                _hear_the_end(peer.reader, deadline_s)
         for peer in self._peers:
             peer.orders.close()
             peer.reader.socket.close()
@@ -231,12 +234,26 @@ class Leader:
             self.on_loss(error)
 
 
-def lead(config: Config, source: ModelSource, model_config: ModelConfig, hardware: Hardware) -> Leader:
-    """Start the other ranks of this machine and meet all of them. Raises what a rank failed with."""
+def lead(
+    config: Config,
+    source: ModelSource,
+    model_config: ModelConfig,
+    hardware: Hardware,
+    others: Callable[[], list[Peer]] | None,
+) -> Leader:
+    """Start the other ranks of this machine and meet all of them. others: waits for those of other machines.
+
+    Raises what a rank failed with, and what `others` raises.
+    """
     parallel = config.parallel
-    opened = Opened(parallel.init_host or _LOOPBACK, parallel.init_port, parallel.tensor_size)
+    try:
+        opened = Opened(parallel.init_host or _LOOPBACK, parallel.init_port, parallel.tensor_size)
+    except RuntimeError as error:
+        raise FlagError("--dist-init-addr", f"port {parallel.init_port}: {str(error).splitlines()[0]}") from None
     setup = Setup(config, source, model_config, hardware, 0, opened.meeting)
     peers = [start_rank(setup, rank) for rank in range(1, len(parallel.devices))]
+    if others is not None:
+        peers += [set_up(setup, peer) for peer in others()]
     leader = Leader(peers, parallel.timeout_s)
     try:
         leader.join(opened, torch.device(config.device.device))
@@ -258,14 +275,20 @@ def start_rank(setup: Setup, rank: int) -> Peer:
     their_reports.close()
     timeout_s = setup.config.parallel.timeout_s
     first_word_s = time.monotonic() + max(0.0, START_LIMIT_S - timeout_s)
-    peer = Peer(rank, Orders(orders, timeout_s), ReportReader(reports), process, first_word_s)
-    peer.orders.send(Kind.SETUP, replace(setup, rank=rank, config=config_of_rank(setup.config, rank)))
+    return set_up(setup, Peer(rank, Orders(orders, timeout_s), ReportReader(reports), process, first_word_s))
+
+
+def set_up(setup: Setup, peer: Peer) -> Peer:
+    """Tell a rank what to serve."""
+    peer.orders.send(Kind.SETUP, replace(setup, rank=peer.rank, config=config_of_rank(setup.config, peer.rank)))
     return peer
 
 
 def config_of_rank(config: Config, rank: int) -> Config:
-    """The same engine on another device, with no ports and no words of its own."""
-    device = config.parallel.devices[rank - config.parallel.first_rank]
+    """The same engine on another device, with no ports and no words of its own. A rank of another machine knows its
+    device itself."""
+    here = config.parallel.devices
+    device = here[rank] if rank < len(here) else config.device.device
     operations = replace(config.operations, metrics_port=None, control_port=None)
     log = replace(config.log, log_level="warning" if config.log.log_level == "info" else config.log.log_level)
     return replace(config, device=replace(config.device, device=device), operations=operations, log=log)
@@ -295,6 +318,16 @@ def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _hear_the_end(reader: ReportReader, deadline_s: float) -> None:
+    """Wait for the end of a rank of another machine: ours would cut it short."""
+    while time.monotonic() < deadline_s:
+        try:
+            reader.take()
+        except LinkLost:
+            return
+        time.sleep(_POLL_S)
 
 
 def _nothing(_error: Exception) -> None:
