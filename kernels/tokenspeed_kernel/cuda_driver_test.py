@@ -15,7 +15,7 @@ from tokenspeed_kernel import cuda_driver
 from tokenspeed_kernel.attention import cuda_paged
 from tokenspeed_kernel.cuda_driver import Image, fatbin_for, read_fatbin
 from tokenspeed_kernel.cuda_memory import _Memory
-from tokenspeed_kernel.gemm import cuda_skinny, cuda_stream, cuda_wide
+from tokenspeed_kernel.gemm import cuda_invariant, cuda_skinny, cuda_stream, cuda_wide
 from tokenspeed_kernel.gemm.signature import MANY_TOKENS, counted_tokens
 from tokenspeed_kernel.norm.cuda_norm import plan
 from tokenspeed_kernel.registry import Platform, explain
@@ -223,6 +223,17 @@ def test_solutions_whose_bits_no_batch_changes_are_there_for_every_number_of_row
         for op in ("gemm.linear", "gemm.linear_silu_and_mul", "gemm.logits"):
             told = explain(op, platform=HOPPER, device="cuda", dtype=torch.bfloat16, weight_layout="rows", **call)
             assert [verdict for name, verdict, _ in told if name == "cuda_invariant"] == ["eligible"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "inputs", "at_once"),
+    [(1, 4096, 4096, 64), (192, 4096, 4096, 192), (256, 4096, 12288, 128), (256, 24576, 4096, 0), (8192, 4096, 4096, 0)],
+)
+def test_invariant_products_stream_a_few_rows_after_the_others_or_are_wide(
+    tokens: int, rows: int, inputs: int, at_once: int
+) -> None:
+    kind = "gated" if rows == 24576 else "linear"
+    assert cuda_invariant.rows_at_once(kind, tokens, rows, inputs) == at_once
 
 
 @pytest.mark.parametrize(

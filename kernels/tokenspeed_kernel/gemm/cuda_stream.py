@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from tokenspeed_kernel.cuda_driver import CudaModule, fatbin_for, swizzled_rows
-from tokenspeed_kernel.gemm.operands import check_operands, dense_traits, even_eights, pointer
+from tokenspeed_kernel.gemm.operands import check_operands, dense_traits, even_eights, new_output, pointer
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
 MAX_TOKENS = 192
@@ -112,44 +112,50 @@ def _eights(tokens: int) -> int:
     return -(-tokens // 8) * 8
 
 
-def _run(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, whole: bool) -> torch.Tensor:
+def run(
+    kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, whole: bool = False
+) -> None:
+    """Write the product of 1 to `MAX_TOKENS` rows of x to `out`, as `new_output` makes it.
+
+    kind: "linear", "gated" or "logits"; whole: as `pick_cut` takes it.
+    """
     check_operands(x, weight, bias)
     (tokens, inputs), rows = x.shape, weight.shape[0]
-    gated = kind == "gated"
     groups = num_groups(tokens)
     cut = pick_cut(kind, groups, rows, inputs, whole)
-    outputs = rows // 2 if gated else rows
-    out = torch.empty(tokens, outputs, dtype=torch.float32 if kind == "logits" else x.dtype, device=x.device)
     shared = shared_bytes(cut, groups, rows)
     arguments = (
         swizzled_rows(x, _eights(tokens)),
-        swizzled_rows(weight, cut.columns // 2 if gated else cut.columns),
+        swizzled_rows(weight, cut.columns // 2 if kind == "gated" else cut.columns),
         pointer(bias),
         pointer(out),
-        _Shape(tokens, outputs, inputs, _eights(tokens), num_stages(cut, tokens, shared)),
+        _Shape(tokens, out.shape[1], inputs, _eights(tokens), num_stages(cut, tokens, shared)),
     )
     function = f"stream_gemm_{kind}_{groups}_{cut.columns}x{cut.panels}_{cut.split}"
     module = _HALF if shared == _HALF_BYTES else _FULL
     blocks = -(-rows // cut.columns) * cut.split
     module.launch(function, x.device, blocks, 128 * groups + 32, arguments)
+
+
+def _returning(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    out = new_output(kind, x, weight)
+    run(kind, x, weight, bias, out)
     return out
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, whole: bool = False) -> torch.Tensor:
-    """x @ weight.T + bias for 1 to `MAX_TOKENS` rows of x; whole: as `pick_cut` takes it."""
-    return _run("linear", x, weight, bias, whole)
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x @ weight.T + bias."""
+    return _returning("linear", x, weight, bias)
 
 
-def linear_silu_and_mul(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, whole: bool = False
-) -> torch.Tensor:
-    """silu(gate) * up for 1 to `MAX_TOKENS` rows of x; whole: as `pick_cut` takes it."""
-    return _run("gated", x, weight, bias, whole)
+def linear_silu_and_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """silu(gate) * up over halves of x @ weight.T + bias."""
+    return _returning("gated", x, weight, bias)
 
 
-def logits(x: torch.Tensor, weight: torch.Tensor, whole: bool = False) -> torch.Tensor:
-    """x @ weight.T in float32 for 1 to `MAX_TOKENS` rows of x; whole: as `pick_cut` takes it."""
-    return _run("logits", x, weight, None, whole)
+def logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x @ weight.T in float32."""
+    return _returning("logits", x, weight, None)
 
 
 def _few(tokens: int) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from tokenspeed_kernel.cuda_driver import CudaModule, fatbin_for, swizzled_rows
 from tokenspeed_kernel.gemm.cuda_stream import MAX_TOKENS
-from tokenspeed_kernel.gemm.operands import check_operands, dense_traits, even_eights, pointer
+from tokenspeed_kernel.gemm.operands import check_operands, dense_traits, even_eights, new_output, pointer
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
 NEEDS = cuda(9, only_major=True, also=fatbin_for("wide_gemm"))
@@ -31,24 +31,31 @@ def pairs_of_tiles(tokens: int, rows: int) -> int:
     return -(-tokens // TILE_ROWS) * -(-rows // (2 * TILE_COLUMNS))
 
 
+def _rounds(tokens: int, rows: int) -> int:
+    return -(-pairs_of_tiles(tokens, rows) // (_CORES // 2))
+
+
 def share_used(tokens: int, rows: int) -> float:
     """How much of what the cores multiply, while the longest of them works, is asked for. rows: of the weight."""
-    rounds = -(-pairs_of_tiles(tokens, rows) // (_CORES // 2))
-    return tokens * rows / (rounds * _CORES * TILE_ROWS * TILE_COLUMNS)
+    return tokens * rows / (_rounds(tokens, rows) * _CORES * TILE_ROWS * TILE_COLUMNS)
 
 
-def _run(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def wide_us(tokens: int, rows: int, inputs: int) -> float:
+    """About how long a product takes on an H200. rows, inputs: of the weight."""
+    return _rounds(tokens, rows) * inputs * 0.0142
+
+
+def run(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product of any number of rows of x. kind: "linear", "gated" or "logits"."""
     check_operands(x, weight, bias)
     (tokens, inputs), rows = x.shape, weight.shape[0]
-    gated = kind == "gated"
-    outputs = rows // 2 if gated else rows
-    out = torch.empty(tokens, outputs, dtype=torch.float32 if kind == "logits" else x.dtype, device=x.device)
+    out = new_output(kind, x, weight)
     arguments = (
         swizzled_rows(x, TILE_ROWS // 2),
-        swizzled_rows(weight, TILE_COLUMNS // 2 if gated else TILE_COLUMNS),
+        swizzled_rows(weight, TILE_COLUMNS // 2 if kind == "gated" else TILE_COLUMNS),
         pointer(bias),
         pointer(out),
-        _Shape(tokens, outputs, inputs, _BAND),
+        _Shape(tokens, out.shape[1], inputs, _BAND),
     )
     cores = torch.cuda.get_device_properties(x.device).multi_processor_count
     blocks = 2 * min(pairs_of_tiles(tokens, rows), cores // 2)
@@ -58,17 +65,12 @@ def _run(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ weight.T + bias."""
-    return _run("linear", x, weight, bias)
+    return run("linear", x, weight, bias)
 
 
 def linear_silu_and_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """silu(gate) * up over halves of x @ weight.T + bias."""
-    return _run("gated", x, weight, bias)
-
-
-def logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x @ weight.T in float32."""
-    return _run("logits", x, weight, None)
+    return run("gated", x, weight, bias)
 
 
 def _many(tokens: int) -> bool:

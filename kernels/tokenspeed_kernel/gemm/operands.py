@@ -48,3 +48,10 @@ def check_operands(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
 def pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
     """The tensor's memory, or null, as an argument of a launch."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def new_output(kind: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """[T, N] for a product of kind "linear", [T, N / 2] for "gated", in float32 for "logits"."""
+    outputs = weight.shape[0] // 2 if kind == "gated" else weight.shape[0]
+    dtype = torch.float32 if kind == "logits" else x.dtype
+    return torch.empty(x.shape[0], outputs, dtype=dtype, device=x.device)
