@@ -200,8 +200,8 @@ def winner_of(op: str, tokens: int, outputs: int, platform: Platform = HOPPER) -
 
 def test_products_are_by_the_kernel_for_their_number_of_rows() -> None:
     names_in("skinny_gemm"), names_in("stream_gemm"), names_in("wide_gemm")
-    assert {winner_of("gemm.linear", tokens, 6144) for tokens in (1, 8, 32, 64)} == {"cuda_stream"}
-    assert winner_of("gemm.linear", 1, 1024) == "cuda_bf16"  # too few blocks for all cores
+    assert {winner_of("gemm.linear", tokens, 6144) for tokens in (1, 8, 32, 192)} == {"cuda_stream"}
+    assert (winner_of("gemm.linear", 8, 1024), winner_of("gemm.linear", 9, 1024)) == ("cuda_bf16", "cuda_stream")
     assert winner_of("gemm.linear", 1024, 6144) == "cuda_wide"
     assert winner_of("gemm.linear", 1100, 6144) == "torch_bfloat16"  # a second round of few tiles
     assert winner_of("gemm.linear_silu_and_mul", 8192, 24576) == "cuda_wide"
@@ -219,15 +219,17 @@ def test_products_on_other_gpus_are_as_before() -> None:
 def test_solutions_whose_bits_no_batch_changes_are_there_for_every_number_of_rows_and_chosen_for_none() -> None:
     names_in("stream_gemm"), names_in("wide_gemm")
     for tokens in (1, 192, 193, 10**5):
-        call = {"tokens": counted_tokens(tokens), "inputs": 4096, "outputs": 6144, "weight_format": "bfloat16"}
+        call: dict[str, Any] = {"tokens": counted_tokens(tokens), "inputs": 4096, "outputs": 6144}
+        call |= {"weight_format": "bfloat16", "weight_layout": "rows"}
         for op in ("gemm.linear", "gemm.linear_silu_and_mul", "gemm.logits"):
-            told = explain(op, platform=HOPPER, device="cuda", dtype=torch.bfloat16, weight_layout="rows", **call)
+            told = explain(op, platform=HOPPER, device="cuda", dtype=torch.bfloat16, **call)
             assert [verdict for name, verdict, _ in told if name == "cuda_invariant"] == ["eligible"]
 
 
 @pytest.mark.parametrize(
     ("tokens", "rows", "inputs", "at_once"),
-    [(1, 4096, 4096, 64), (192, 4096, 4096, 192), (256, 4096, 12288, 128), (256, 24576, 4096, 0), (8192, 4096, 4096, 0)],
+    [(1, 4096, 4096, 64), (192, 4096, 4096, 192),
+     (256, 4096, 12288, 128), (256, 24576, 4096, 0), (9000, 4096, 4096, 0)],
 )
 def test_invariant_products_stream_a_few_rows_after_the_others_or_are_wide(
     tokens: int, rows: int, inputs: int, at_once: int

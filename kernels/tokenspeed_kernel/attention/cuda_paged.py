@@ -29,7 +29,8 @@ _MIN_PART = 64
 _MAX_PARTS = 32  # one to a lane of the warp that adds them up
 _MAX_COUNTERS = 1 << 16
 
-_DECODE = CudaModule("decode_attention")
+# Keys and values come through the first-level cache, which streamed products leave small.
+_DECODE = CudaModule("decode_attention", shared_percent=40)
 _PREFILL = CudaModule("prefill_attention", _PREFILL_SHARED_BYTES)
 
 

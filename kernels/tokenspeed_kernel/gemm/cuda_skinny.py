@@ -15,7 +15,8 @@ from tokenspeed_kernel.registry import Band, cuda, kernel
 
 Rule = Iterable[Hashable] | Callable[[Any], bool]
 
-_MODULE = CudaModule("skinny_gemm")
+# As much as decode attention asks for: a core that is cut anew must be empty first.
+_MODULE = CudaModule("skinny_gemm", shared_percent=40)
 _SUFFIX = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _NEEDS = cuda(8, also=fatbin_for("skinny_gemm"))
 _MAX_TOKENS = 8
