@@ -125,7 +125,7 @@ class GatewayConfig:
     preferred_sampling: Mapping[str, Any]
     """Parameters of requests that do not say them, before the model's own defaults."""
     chat_template: str | None
-    """A file that replaces the model's own template."""
+    """What replaces the model's own template: a file, or a name of `gateway.text.builtin_templates`."""
     reasoning_parser: str
     tool_call_parser: str
     """Names of `gateway.text.parse.names`; "auto" by the template, "none" for no parser."""
@@ -214,7 +214,7 @@ HONOURED: tuple[Flag, ...] = (
         "JSON object of sampling parameters for requests that do not say them",
     ),
     _flag("--tokenizer-path", "str", None, _MODEL, "folder or file of the tokenizer, if not the model's"),
-    _flag("--chat-template", "str", None, _MODEL, "file with a Jinja chat template, if not the model's"),
+    _flag("--chat-template", "str", None, _MODEL, "file with a Jinja chat template, or a family's name such as chatml"),
     _flag("--reasoning-parser", "str", "auto", _MODEL, "how reasoning is told apart; auto: by the template; none"),
     _flag("--tool-call-parser", "str", "auto", _MODEL, "how tool calls are read; auto: by the template; none"),
     _flag("--max-payload-size", "int", 536870912, _LIMITS, "largest body in bytes; larger ones get 413"),

@@ -50,6 +50,7 @@ from tokenspeed.gateway.route.retry import RetryPolicy
 from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.route.worker import Worker, WorkerOptions, WorkerState
 from tokenspeed.gateway.several.door import Door
+from tokenspeed.gateway.text.builtin_templates import BUILT_IN
 from tokenspeed.gateway.text.parse.names import Parsers, UnknownParser, parsers_named
 from tokenspeed.gateway.text.template import ChatTemplate, TemplateError
 from tokenspeed.gateway.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
@@ -344,11 +345,15 @@ def _parsers(config: GatewayConfig, template: ChatTemplate | None) -> Parsers:
 
 def _template(config: GatewayConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
     source = tokenizer.facts.chat_template
-    if config.chat_template is not None:
+    if config.chat_template in BUILT_IN:
+        source = BUILT_IN[config.chat_template]
+    elif config.chat_template is not None:
         try:
             source = Path(config.chat_template).read_text(encoding="utf-8")
         except OSError as error:
-            raise StartError(f"--chat-template: {config.chat_template} cannot be read: {error.strerror}", 2) from None
+            names = ", ".join(BUILT_IN)
+            message = f"--chat-template: {config.chat_template} is none of {names}, and no file: {error.strerror}"
+            raise StartError(message, 2) from None
     if source is None:
         return None
     specials = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}

@@ -6,9 +6,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from tokenspeed.config.gateway import parse_launch
+from tokenspeed.gateway.app import run
 from tokenspeed.gateway.testing.fake_engine import END_TOKEN, replying
-from tokenspeed.gateway.testing.running import RunningGateway, ids
+from tokenspeed.gateway.testing.running import RunningGateway, ids, write_tokenizer
 
 FORBIDDEN = ("torch", "tokenspeed_kernel", "tokenspeed_cc", "tokenspeed.engine", "tokenspeed.models", "transformers")
 
@@ -40,3 +45,19 @@ def test_the_tokenizer_caches_are_used_when_asked_for_and_give_the_same_prompt()
         text = running.request("GET", "/metrics")[2].decode()
     assert 'smg_tokenizer_cache_lookups_total{cache="l0",result="hit"} 1.0' in text
     assert 'smg_tokenizer_cache_lookups_total{cache="l1",result="hit"}' in text
+
+
+def test_a_chat_template_may_be_named() -> None:
+    with RunningGateway([replying(ids("Paris"))], ["--chat-template", "chatml"]) as running:
+        assert running.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})[0] == 200
+        prompt = running.engines[0].seen.requests[0].input_ids
+    assert prompt == ids("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_chat_template_that_is_neither_a_name_nor_a_file_is_said_with_the_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tokenizer(tmp_path)
+    words = ["--worker-urls", f"ipc://{tmp_path}/w", "--model-path", str(tmp_path), "--chat-template", "chatmel"]
+    assert run(parse_launch(words)) == 2
+    assert "chatmel is none of alpaca, chatml," in capsys.readouterr().err

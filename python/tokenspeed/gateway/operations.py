@@ -153,9 +153,7 @@ SCHEMAS: dict[str, Schema] = {
     "Accepted": _object(status=_const("accepted"), worker_id=_TEXT, url=_TEXT, location=_TEXT, message=_TEXT),
     "Loads": _object(workers=_array(_object(worker=_TEXT, state=_TEXT, load=_NUMBER, ranks=_array(_ANY)))),
     "Health": _object(status={"enum": ["ok", "unhealthy"]}, workers=_array(_object(url=_TEXT, state=_TEXT))),
-    "Readiness": _object(
-        status={"enum": ["ready", "not ready", "draining"]}, workers=_NUMBER, workers_ready=_NUMBER
-    ),
+    "Readiness": _object(status={"enum": ["ready", "not ready", "draining"]}, workers=_NUMBER, workers_ready=_NUMBER),
 }
 
 _COUNT = _object(input_tokens=_NUMBER)
@@ -163,9 +161,7 @@ _TOKENS = _object(tokens=_array(_NUMBER), count=_NUMBER)
 _CALL = _object(name=_TEXT, parameters=_TEXT)
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("POST", "/v1/chat/completions"): Operation(
-        "Answer a conversation", "ChatCompletion", ChatRequest, streams=True
-    ),
+    ("POST", "/v1/chat/completions"): Operation("Answer a conversation", "ChatCompletion", ChatRequest, streams=True),
     ("POST", "/v1/completions"): Operation("Go on with a text", "Completion", CompletionRequest, streams=True),
     ("POST", "/v1/messages"): Operation(
         "Answer a conversation, in Anthropic's shape", "Message", MessagesRequest, streams=True, error="MessagesError"
@@ -173,9 +169,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/messages/count_tokens"): Operation(
         "Tokens of a conversation's prompt", _COUNT, CountTokensRequest, error="MessagesError"
     ),
-    ("POST", "/generate"): Operation(
-        "Go on with texts, in SGLang's shape", "Generated", GenerateRequest, streams=True
-    ),
+    ("POST", "/generate"): Operation("Go on with texts, in SGLang's shape", "Generated", GenerateRequest, streams=True),
     ("POST", "/v1/responses"): Operation("Make a response", "Response", ResponsesRequest, streams=True),
     ("GET", "/v1/responses/{id}"): Operation("A stored response", "Response"),
     ("DELETE", "/v1/responses/{id}"): Operation("Delete a stored response", "Deleted"),

@@ -78,6 +78,14 @@ async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
 MakeFormat = Callable[[Sequence[int], str], Format]
 
 
+async def prompt_tokens(request: ChatRequest, raw: Mapping[str, Any], model: ServedModel) -> list[int]:
+    """The prompt of a conversation, which may be longer than the context. Raises `ApiError`."""
+    model.check_name(request.model)
+    use = tool_use(request.tools, raw.get("tools"), request.tool_choice, request.parallel_tool_calls)
+    text = _render(request, raw["messages"], use, model)
+    return await model.encode(text, "messages", add_special_tokens=False)
+
+
 async def conversation_job(
     request: ChatRequest, raw: Mapping[str, Any], model: ServedModel, request_id: str, endpoint: str, form: MakeFormat
 ) -> Job:

@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from tokenspeed.gateway.chat.chat_request import ChatMessage, ChatRequest, conversation_job
+from tokenspeed.gateway.chat.chat_request import ChatMessage, ChatRequest, conversation_job, prompt_tokens
 from tokenspeed.gateway.chat.fields import parse_body
 from tokenspeed.gateway.chat.format import Format, Head, encode_json
 from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.messages_format import MessagesFormat
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.chat.tool_use import FunctionChoice, FunctionSpec, NamedChoice, ToolChoice, ToolSpec
-from tokenspeed.gateway.http.errors import ApiError, in_callers_words, invalid
+from tokenspeed.gateway.http.errors import ApiError, in_callers_words, invalid, with_flat_tools
 
 Blocks = str | list[dict[str, Any]]
 
@@ -116,7 +116,7 @@ async def messages_job(body: bytes, model: ServedModel, request_id: str) -> Job:
     try:
         return await conversation_job(chat, raw, model, f"msg_{request_id}", "messages", make_format)
     except ApiError as error:
-        raise in_callers_words(error, _NAMES) from None
+        raise with_flat_tools(in_callers_words(error, _NAMES)) from None
 
 
 async def count_tokens(body: bytes, model: ServedModel) -> bytes:
@@ -125,12 +125,12 @@ async def count_tokens(body: bytes, model: ServedModel) -> bytes:
     _refuse(fields)
     messages = _conversation(request)
 
-    def no_format(prompt: Sequence[int], request_id: str) -> Format:
-        return MessagesFormat(Head(request_id, 0, model.name))
-
     raw = {"messages": messages, "tools": _shown_tools(request.tools)}
-    job = await conversation_job(_chat_request(request, messages, {}), raw, model, "count", "messages", no_format)
-    return encode_json({"input_tokens": len(job.prompts[0])})
+    try:
+        ids = await prompt_tokens(_chat_request(request, messages, {}), raw, model)
+    except ApiError as error:
+        raise with_flat_tools(in_callers_words(error, _NAMES)) from None
+    return encode_json({"input_tokens": len(ids)})
 
 
 def _refuse(fields: Mapping[str, Any]) -> None:

@@ -164,6 +164,7 @@ def test_tokens_are_counted_as_the_prompt_would_be(client: anthropic.Anthropic, 
             "messages[0].content[0].type",
         ),
         ({"tools": [{"name": "x", "type": "web_search_20250305"}]}, 400, "invalid_request_error", "tools[0].type"),
+        ({"tools": [{"name": "x"}, {"name": "x"}]}, 400, "invalid_request_error", "tools[1].name"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, 400, "invalid_request_error", "tool_choice.name"),
     ],
 )
@@ -174,6 +175,14 @@ def test_errors_have_anthropics_shape_and_name_the_field(
     got, answer = gateway.post("/v1/messages", body, {"x-api-key": "k"})
     assert (got, answer["type"], answer["error"]["type"]) == (status, "error", kind), answer
     assert answer["error"]["param"] == param
+    assert ".function" not in answer["error"]["message"]
+
+
+def test_a_prompt_that_is_longer_than_the_context_is_counted(gateway: RunningGateway) -> None:
+    body = {"messages": [{"role": "user", "content": "x" * 9000}]}
+    status, answer = gateway.post("/v1/messages/count_tokens", body, {"x-api-key": "k"})
+    assert status == 200 and answer["input_tokens"] > 9000
+    assert gateway.post("/v1/messages", {**body, "max_tokens": 5}, {"x-api-key": "k"})[0] == 400
 
 
 def test_the_key_is_taken_from_either_header(gateway: RunningGateway) -> None:

@@ -88,6 +88,12 @@ def in_callers_words(error: ApiError, names: Mapping[str, str]) -> ApiError:
     return ApiError(error.status, error.code, message, param, error.retry_after_s)
 
 
+def with_flat_tools(error: ApiError) -> ApiError:
+    """For APIs where a tool's name stands in the tool itself, not in a `function` of it."""
+    param, message = (re.sub(r"(?<=\])\.function\b", "", text or "") for text in (error.param, error.message))
+    return ApiError(error.status, error.code, message, param or None, error.retry_after_s)
+
+
 def from_request_error(error: RequestError, names: Mapping[str, str]) -> ApiError:
     """A check of the request failed; `names` are the names that the caller uses for the fields."""
     name = names.get(error.field, error.field)

@@ -20,7 +20,7 @@ from tokenspeed.gateway.chat.format import Format
 from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.chat.tool_use import FunctionChoice, FunctionSpec, NamedChoice, ToolChoice, ToolSpec
-from tokenspeed.gateway.http.errors import ApiError, in_callers_words, invalid
+from tokenspeed.gateway.http.errors import ApiError, in_callers_words, invalid, with_flat_tools
 from tokenspeed.gateway.responses.format import ResponsesFormat, Store
 from tokenspeed.gateway.responses.items import Item, as_messages
 
@@ -145,7 +145,7 @@ async def response_job(
     try:
         return await conversation_job(chat, shown, model, response_id, "responses", make_format)
     except ApiError as error:
-        raise in_callers_words(error, _NAMES) from None
+        raise with_flat_tools(in_callers_words(error, _NAMES)) from None
 
 
 def response_object(request: ResponsesRequest, raw: Mapping[str, Any], response_id: str, model: str) -> dict[str, Any]:

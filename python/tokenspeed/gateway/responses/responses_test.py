@@ -242,3 +242,10 @@ def test_background_responses_over_the_limit_get_429_and_one_that_ends_makes_roo
         assert (status, answer["error"]["code"]) == (429, "too_many_background_responses")
         assert gateway.post(f"/v1/responses/{first['id']}/cancel", {})[1]["status"] == "cancelled"
         assert gateway.post("/v1/responses", slow)[0] == 200
+
+
+def test_errors_of_tools_name_them_as_this_api_does(gateway: RunningGateway) -> None:
+    body = {"input": "hi", "tools": [*TOOLS, *TOOLS]}
+    status, answer = gateway.post("/v1/responses", body, {"x-api-key": "k"})
+    assert (status, answer["error"]["param"]) == (400, "tools[1].name")
+    assert "tools[1].name" in answer["error"]["message"]

@@ -233,10 +233,7 @@ def test_what_keeps_the_gateways_from_starting_is_said_once(tmp_path: Path) -> N
 
 
 def test_counts_are_added_and_what_all_say_of_a_worker_is_said_once() -> None:
-    one = (
-        b'# TYPE smg_x_total counter\nsmg_x_total{a="1"} 2.0\n'
-        b"# TYPE smg_worker_health gauge\nsmg_worker_health 1.0\n"
-    )
+    one = b'# TYPE smg_x_total counter\nsmg_x_total{a="1"} 2.0\n# TYPE smg_worker_health gauge\nsmg_worker_health 1.0\n'
     two = (
         b'# TYPE smg_x_total counter\nsmg_x_total{a="1"} 3.0\nsmg_x_total{a="2"} 1.0\n'
         b"# TYPE smg_worker_health gauge\nsmg_worker_health 1.0\n"

@@ -154,5 +154,3 @@ def test_memory_is_bounded_and_the_longest_unused_go_first(sizes: CacheSizes) ->
     assert cache.encode(big, add_special_tokens=False) == tokenizer.encode(big, add_special_tokens=False)
     cache.encode("hello 0", add_special_tokens=False)
     assert looks[-1][1] or sizes.exact_bytes == 1 << 20
-
-

@@ -164,6 +164,7 @@ MARKER_TOKENS = frozenset(
 )
 """Tokens that stay in the text for the machines although a tokenizer calls them special."""
 
+
 def reasoning_end(name: str) -> str | None:
     """The marker that closes the reasoning of the parser `name`; None when it has none, or is unknown."""
     form = _REASONING.get(_REASONING_ALIASES.get(name, name))
