@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.attention.metadata import AttentionMetadata, RowRange
 from tokenspeed_kernel.attention.triton_paged import _dot, _num_cores, _precision, merge_kernel, num_splits
 from tokenspeed_kernel.quant.triton_fp8 import from_fp8
 from tokenspeed_kernel.registry import Band, cuda, kernel
@@ -71,11 +71,12 @@ def latent_kernel(
     stride_qt, stride_qh, stride_table, num_heads, first_row,
     HEADS: tl.constexpr, QUERIES: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, KEY: tl.constexpr,
     TILE_L: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr, FP8: tl.constexpr,
+    PRECISION: tl.constexpr, FP8: tl.constexpr, ONE_LOOP: tl.constexpr,
 ):  # fmt: skip
     """QUERIES queries of one row times HEADS heads over one split of the row's positions.
 
     partial [T, Hq, S, LATENT] and stats [T, Hq, S] hold unmerged splits; with several, every row has one query.
+    ONE_LOOP: all keys by the code that masks, so that what becomes of a query does not depend on its tile.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     row = (tl.program_id(2) // NUM_SPLITS + first_row).to(tl.int64)
@@ -108,6 +109,8 @@ def latent_kernel(
         last = tl.minimum(first + share, tl.minimum(context + skipped + QUERIES, kv_len))
         # Tiles before `whole` are seen by every query of the tile.
         whole = tl.maximum(tl.minimum((context + skipped + 1) // TILE_N * TILE_N, last // TILE_N * TILE_N), first)
+        if ONE_LOOP:
+            whole = first
         table = block_tables + row * stride_table
         acc, peak, total = _attend(
             q_latent, q_key, acc, peak, total, cache, table, first, whole, context + query,
@@ -155,65 +158,104 @@ def latent_attention(
     q: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, scale: float, latent_dim: int
 ) -> torch.Tensor:
     """Up to three launches: decode, its merge, prefill. Their number depends on the metadata's host integers only."""
+    out = _checked(q, cache, meta, latent_dim)
+    num_heads, decodes = q.shape[1], meta.num_decode_rows
+    half = q.element_size() == 2
+    if decodes:
+        tile_m = max(16, min(triton.next_power_of_2(num_heads), 64 if half else 16))
+        programs = decodes * triton.cdiv(num_heads, tile_m)
+        splits = num_splits(programs, meta.max_kv_len, _num_cores(q.device))
+        _launch(q, cache, meta, scale, out, _Tiling(tile_m, 1, splits, meta.decode_rows))
+    if meta.prefill_rows.num_rows:
+        _launch(q, cache, meta, scale, out, _square(q, meta.prefill_rows))
+    return out
+
+
+@kernel(
+    "attention.mla",
+    name="triton_invariant",
+    needs=cuda(8),
+    dtypes=_FLOATS,
+    traits={
+        "latent_dim": _latent_fits,
+        "key_dim": _key_fits,
+        "block_size": _power_of_two,
+        "kv_dtype": (*_FLOATS, _FP8),
+    },
+    band=Band.PORTABLE,
+    priority=-1,
+    batch_invariant=True,
+)
+def invariant_attention(
+    q: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, scale: float, latent_dim: int
+) -> torch.Tensor:
+    """All rows in tiles of one size: each query meets the keys in the same tiles and order whatever else is in its own,
+    and a tile that it does not see changes no bit."""
+    out = _checked(q, cache, meta, latent_dim)
+    for rows in (meta.decode_rows, meta.prefill_rows):
+        if rows.num_rows:
+            _launch(q, cache, meta, scale, out, _square(q, rows), invariant=True)
+    return out
+
+
+def _square(q: torch.Tensor, rows: RowRange) -> _Tiling:
+    """Of several queries, and of as many heads as fill the tile with them."""
+    most = 64 if q.element_size() == 2 else 16
+    heads = min(triton.next_power_of_2(q.shape[1]), 16)
+    return _Tiling(heads, most // heads, 1, rows)
+
+
+def _checked(q: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, latent_dim: int) -> torch.Tensor:
+    """Memory for the result. ValueError for what the kernel cannot read."""
     if q.dim() != 3 or cache.dim() != 3 or q.shape[2] != cache.shape[2] or cache.dtype not in (q.dtype, _FP8):
         raise ValueError(
             f"q [T, Hq, W] and a cache [blocks, size, W] of its dtype or fp8 expected, got {q.shape}, {q.dtype}"
         )
     if q.stride(2) != 1 or not cache.is_contiguous() or meta.block_tables.stride(1) != 1:
         raise ValueError("heads of q and rows of block_tables must have adjacent elements, the cache be contiguous")
-    tokens, num_heads, _ = q.shape
-    out = torch.empty(tokens, num_heads, latent_dim, dtype=q.dtype, device=q.device)
-    decodes, rows = meta.num_decode_rows, meta.kv_lens.shape[0]
-    half = q.element_size() == 2
-    heads = min(triton.next_power_of_2(num_heads), 64 if half else 16)
-    if decodes:
-        tile_m = max(16, heads)
-        programs = decodes * triton.cdiv(num_heads, tile_m)
-        splits = num_splits(programs, meta.max_kv_len, _num_cores(q.device))
-        _launch(q, cache, meta, scale, out, _Tiling(tile_m, 1, splits, 0, decodes, 1))
-    if decodes < rows:
-        heads = min(heads, 16)
-        queries = (64 if half else 16) // heads
-        _launch(q, cache, meta, scale, out, _Tiling(heads, queries, 1, decodes, rows - decodes, meta.max_query_len))
-    return out
+    return torch.empty(*q.shape[:2], latent_dim, dtype=q.dtype, device=q.device)
 
 
 class _Tiling(NamedTuple):
-    """heads x queries: rows of a tile, at least 16. Rows [first_row, first_row + num_rows) of the step are run."""
+    """heads x queries: rows of a tile, at least 16. rows: of the step, that are run."""
 
     heads: int
     queries: int
     splits: int
-    first_row: int
-    num_rows: int
-    max_query_len: int
+    rows: RowRange
 
 
 def _launch(
-    q: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, scale: float, out: torch.Tensor, tiling: _Tiling
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    out: torch.Tensor,
+    tiling: _Tiling,
+    invariant: bool = False,
 ) -> None:
     num_heads, latent, splits = q.shape[1], out.shape[2], tiling.splits
     partial = stats = out
     if splits > 1:
-        shape = (tiling.num_rows, num_heads, splits)
+        shape = (tiling.rows.num_rows, num_heads, splits)
         partial = torch.empty(*shape, latent, dtype=torch.float32, device=q.device)
         stats = torch.empty(shape, dtype=torch.float32, device=q.device)
     key, half, fp8 = q.shape[2] - latent, q.element_size() == 2, cache.dtype == _FP8
     grid = (
-        triton.cdiv(tiling.max_query_len, tiling.queries),
+        triton.cdiv(tiling.rows.max_query_len, tiling.queries),
         triton.cdiv(num_heads, tiling.heads),
-        tiling.num_rows * splits,
+        tiling.rows.num_rows * splits,
     )
     latent_kernel[grid](
         q, cache.view(torch.uint8) if fp8 else cache, meta.block_tables, meta.query_start, meta.kv_lens,
         out, partial, stats, scale * _LOG2E,
-        q.stride(0), q.stride(1), meta.block_tables.stride(0), num_heads, tiling.first_row,
+        q.stride(0), q.stride(1), meta.block_tables.stride(0), num_heads, tiling.rows.first,
         HEADS=tiling.heads, QUERIES=tiling.queries, BLOCK_SIZE=cache.shape[1], LATENT=latent, KEY=key,
         TILE_L=triton.next_power_of_2(latent), TILE_K=triton.next_power_of_2(key), TILE_N=32 if half else 16,
-        NUM_SPLITS=splits, PRECISION=_precision(q), FP8=fp8, num_warps=8 if tiling.heads * tiling.queries > 16 else 4,
-        num_stages=2,
+        NUM_SPLITS=splits, PRECISION=_precision(q), FP8=fp8, ONE_LOOP=invariant,
+        num_warps=8 if tiling.heads * tiling.queries > 16 else 4, num_stages=2,
     )  # fmt: skip
     if splits > 1:
-        merge_kernel[(tiling.num_rows * num_heads,)](
+        merge_kernel[(tiling.rows.num_rows * num_heads,)](
             partial, stats, out, HEAD_DIM=latent, TILE_D=triton.next_power_of_2(latent), NUM_SPLITS=splits, num_warps=8
         )

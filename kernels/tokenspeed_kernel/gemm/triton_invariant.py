@@ -52,11 +52,14 @@ def tile_for(num_tokens: int, num_outputs: int, dtype: torch.dtype) -> Tile:
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def invariant_linear_kernel(
-    x, weight, bias, out, num_tokens, num_outputs, num_inputs, stride_x,
+    x, weight, bias, out, num_tokens, num_outputs, num_inputs, stride_x, stride_out, head_x, head_out,
     BIASED: tl.constexpr, WHOLE_K: tl.constexpr, TILE_T: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
     IN_A_ROW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of out = x @ weight.T + bias. Tiles of the same outputs follow each other: they share weights."""
+    """One tile of out = x @ weight.T + bias, of one head where there are several: heads of x and out lie head_x and
+    head_out apart, their weights on top of each other. Tiles of the same outputs follow each other: they share weights.
+    """
+    head = tl.program_id(1).to(tl.int64)
     tiles_t = tl.cdiv(num_tokens, TILE_T)
     tiles_n = tl.cdiv(num_outputs, TILE_N)
     strip = tl.program_id(0) // (IN_A_ROW * tiles_n)
@@ -66,8 +69,8 @@ def invariant_linear_kernel(
     row = (rest // height * TILE_N + tl.arange(0, TILE_N)).to(tl.int64)
     here, mine = token < num_tokens, row < num_outputs
     k = tl.arange(0, TILE_K)
-    x_at = x + token[:, None] * stride_x + k[None, :]
-    weight_at = weight + row[None, :] * num_inputs + k[:, None]
+    x_at = x + head * head_x + token[:, None] * stride_x + k[None, :]
+    weight_at = weight + (head * num_outputs + row)[None, :] * num_inputs + k[:, None]
     acc = tl.zeros([TILE_T, TILE_N], tl.float32)
     for start in range(0, num_inputs, TILE_K):
         if WHOLE_K:
@@ -83,31 +86,44 @@ def invariant_linear_kernel(
             acc = tl.dot(left, right, acc, input_precision=PRECISION)
     if BIASED:
         acc += tl.load(bias + row, mask=mine, other=0.0).to(tl.float32)[None, :]
-    place = out + token[:, None] * num_outputs + row[None, :]
+    place = out + head * head_out + token[:, None] * stride_out + row[None, :]
     tl.store(place, acc.to(out.dtype.element_ty), mask=here[:, None] & mine[None, :])
 
 
 def _run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     num_tokens, num_inputs = x.shape
-    num_outputs = weight.shape[0]
     if weight.shape[1] != num_inputs or not weight.is_contiguous() or (bias is not None and not bias.is_contiguous()):
         raise ValueError(f"x [T, K] and contiguous weight [N, K] expected, got {x.shape} and {weight.shape}")
     if x.stride(1) != 1:
         x = x.contiguous()
-    out = torch.empty((num_tokens, num_outputs), dtype=dtype, device=x.device)
-    if num_tokens == 0:
-        return out
-    tile = tile_for(num_tokens, num_outputs, x.dtype)
-    grid = (triton.cdiv(num_tokens, tile.tokens) * triton.cdiv(num_outputs, tile.outputs),)
+    out = torch.empty((num_tokens, weight.shape[0]), dtype=dtype, device=x.device)
     # A lone row's stride says nothing; a kernel would be compiled for it.
     stride = x.stride(0) if num_tokens > 1 else num_inputs
+    _launch(x, weight, bias, out, (weight.shape[0], 1), (stride, weight.shape[0], 0, 0))
+    return out
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    outputs_and_heads: tuple[int, int],
+    strides: tuple[int, int, int, int],
+) -> None:
+    """strides: of x and out between tokens, then between heads."""
+    num_tokens, num_inputs = x.shape[0], weight.shape[1]
+    num_outputs, num_heads = outputs_and_heads
+    if num_tokens == 0:
+        return
+    tile = tile_for(num_tokens, num_outputs, x.dtype)
+    grid = (triton.cdiv(num_tokens, tile.tokens) * triton.cdiv(num_outputs, tile.outputs), num_heads)
     invariant_linear_kernel[grid](
-        x, weight, x if bias is None else bias, out, num_tokens, num_outputs, num_inputs, stride,
+        x, weight, x if bias is None else bias, out, num_tokens, num_outputs, num_inputs, *strides,
         BIASED=bias is not None, WHOLE_K=num_inputs % tile.inputs == 0,
         TILE_T=tile.tokens, TILE_N=tile.outputs, TILE_K=tile.inputs,
         IN_A_ROW=_TILES_IN_A_ROW, PRECISION=_precision(x), num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
-    return out
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -120,6 +136,20 @@ def _logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return _run(x, weight, None, torch.float32)
 
 
+def _heads(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """One launch for all heads."""
+    num_heads, num_outputs = out.shape[1:]
+    if x.shape[:2] != out.shape[:2] or weight.shape != (num_heads * num_outputs, x.shape[2]):
+        raise ValueError(
+            f"x [T, H, K], weight [H * N, K] and out [T, H, N], got {x.shape}, {weight.shape}, {out.shape}"
+        )
+    if x.stride(2) != 1 or out.stride(2) != 1 or not weight.is_contiguous():
+        raise ValueError("a head's elements must be adjacent, the weight contiguous")
+    one = x.shape[0] == 1
+    between_tokens = (x.stride(1) * num_heads, out.stride(1) * num_heads) if one else (x.stride(0), out.stride(0))
+    _launch(x, weight, None, out, (num_outputs, num_heads), (*between_tokens, x.stride(1), out.stride(1)))
+
+
 def _precision(x: torch.Tensor) -> str:
     if x.dtype == torch.bfloat16 and triton.knobs.runtime.interpret:
         return "interpreted"
@@ -128,7 +158,7 @@ def _precision(x: torch.Tensor) -> str:
 
 for _dtype in (torch.float32, torch.bfloat16, torch.float16):
     _name = str(_dtype).removeprefix("torch.")
-    for _op, _fn in (("gemm.linear", _linear), ("gemm.logits", _logits)):
+    for _op, _fn in (("gemm.linear", _linear), ("gemm.logits", _logits), ("gemm.heads", _heads)):
         kernel(
             _op,
             name=f"triton_invariant_{_name}",

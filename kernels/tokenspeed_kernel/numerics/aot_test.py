@@ -85,6 +85,7 @@ _LATENT_TILES = {
     "TILE_K": 64,
     "TILE_N": 32,
     "PRECISION": "tf32",
+    "ONE_LOOP": False,
 }
 _SMALL_CACHE = {
     **dict.fromkeys(("k_cache", "v_cache"), "*u8"),
@@ -219,7 +220,7 @@ BUILDS = {
     "latent prefill": Build(
         latent_kernel,
         {**_LATENT, "partial": "*bf16", "stats": "*bf16"},
-        {**_LATENT_TILES, "HEADS": 16, "QUERIES": 4, "NUM_SPLITS": 1},
+        {**_LATENT_TILES, "HEADS": 16, "QUERIES": 4, "NUM_SPLITS": 1, "ONE_LOOP": True},
         8,
         2,
     ),

@@ -335,6 +335,8 @@ def test_a_deterministic_gpu_has_dense_products_attention_and_experts(dtype: str
         "gemm.linear_silu_and_mul": {},
         "gemm.logits": {"weight_format": dtype, "weight_layout": "rows"},
         "attention.paged": {"head_dim": 128, "block_size": 16},
+        "attention.mla": {"latent_dim": 512, "key_dim": 64, "block_size": 16},
+        "gemm.heads": {"weight_format": dtype, "weight_layout": "rows"},
         "moe.experts": {"weight_formats": (dtype, dtype), "weight_layouts": ("rows", "rows")},
     }
     for name, traits in calls.items():
