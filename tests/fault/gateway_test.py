@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Our gateway whose engine sends garbage or loses results: every answer is right or an error, and the next one works."""
+"""Our gateway whose engine sends garbage or loses results: an answer is right or an error, and the next one works."""
 
 from __future__ import annotations
 

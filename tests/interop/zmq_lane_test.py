@@ -9,55 +9,23 @@ from pathlib import Path
 import pytest
 
 from tests.interop import asking
-from tests.interop.asking import Asker, wait_until
-from tests.support.peers import Http, Program, headless_engine, released_gateway
+from tests.interop.asking import wait_until
+from tests.interop.lane import Lane, start
+from tests.support.peers import released_gateway
 from tests.support.server import free_port
 from tokenspeed.cli._proc import fresh_worker_url, zmq_handshake_port
-
-LANE = ("--backend", "tokenspeed", "--worker-urls")
-
-
-class Lane:
-    """A gateway and its engines, ready."""
-
-    def __init__(self, gateway: Program, engines: list[Program], controls: list[Http], port: int) -> None:
-        self.gateway, self.engines, self.controls = gateway, engines, controls
-        self.ask = Asker(port)
-        self.wait_ready()
-
-    def wait_ready(self) -> None:
-        self.gateway.wait_for(lambda: self.ask.http.status("/readiness") == 200)
-
-    def is_idle(self) -> bool:
-        """No engine runs a request or holds blocks of one."""
-        loads = [control.get("/v1/loads")["loads"][0] for control in self.controls]
-        return all(load["num_reqs"] == 0 and load["num_pages"] == 0 for load in loads)
-
-
-def start(url: str, lane_port: int, num_ranks: int, model_folder: Path) -> Iterator[Lane]:
-    port, controls = free_port(), [free_port() for _ in range(num_ranks)]
-    engines = [
-        headless_engine(lane_port, "--zmq-engine-index", str(rank), "--rl-control-port", str(controls[rank]))
-        for rank in range(num_ranks)
-    ]
-    gateway = released_gateway(port, model_folder, *LANE, url, "--zmq-engine-count", str(num_ranks))
-    try:
-        yield Lane(gateway, engines, [Http(control) for control in controls], port)
-    finally:
-        for program in [gateway, *engines]:
-            program.kill()
 
 
 @pytest.fixture(scope="module")
 def tcp(model_folder: Path) -> Iterator[Lane]:
     lane_port = free_port()
-    yield from start(f"tcp://127.0.0.1:{lane_port}", lane_port, 1, model_folder)
+    yield from start(released_gateway, f"tcp://127.0.0.1:{lane_port}", lane_port, 1, model_folder)
 
 
 @pytest.fixture(scope="module")
 def ipc(model_folder: Path) -> Iterator[Lane]:
     url = fresh_worker_url()
-    yield from start(url, zmq_handshake_port(url), 2, model_folder)
+    yield from start(released_gateway, url, zmq_handshake_port(url), 2, model_folder)
 
 
 def test_it_chats_and_streams_the_same_text(tcp: Lane) -> None:

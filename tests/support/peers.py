@@ -134,6 +134,13 @@ def released_gateway(port: int, model_path: Path | None, *flags: str) -> Program
     return Program("smg", "launch", *ports, *quick, *model, *flags, peer=True)
 
 
+def own_gateway(port: int, model_path: Path | None, *flags: str) -> Program:
+    """Our `smg launch` at 127.0.0.1:`port`."""
+    ports = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warn"]
+    model = [] if model_path is None else ["--model-path", str(model_path)]
+    return Program("tokenspeed.cli.smg", "launch", *ports, *model, *flags)
+
+
 def write_model_folder(folder: Path) -> None:
     """The embedded model with its tokenizer and configuration as files that peers read; the weights are linked."""
     path = embedded_model_path()
