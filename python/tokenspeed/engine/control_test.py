@@ -220,12 +220,12 @@ def checkpoint(folder: Path, seed: int, **changes: Any) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("depth", "ranks"), [(0, 1), (1, 1), (1, 2)])
 def test_new_weights_answer_as_an_engine_that_started_with_them(
-    start_engine: StartEngine, tmp_path: Path, depth: int
+    start_engine: StartEngine, tmp_path: Path, depth: int, ranks: int
 ) -> None:
     old, new = checkpoint(tmp_path / "old", 1), checkpoint(tmp_path / "new", 2)
-    options: dict[str, Any] = {"load_format": "auto", "overlap_depth": depth}
+    options: dict[str, Any] = {"load_format": "auto", "overlap_depth": depth, "tensor_parallel_size": ranks}
     expected = answer_of(start_engine(model=new, **options))
     engine = start(start_engine, model=old, **options)
     before = answer_of(engine)
@@ -243,13 +243,14 @@ def test_new_weights_answer_as_an_engine_that_started_with_them(
     assert answer_of(engine) == before
 
 
-def test_an_update_that_fails_changes_nothing(start_engine: StartEngine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_update_that_fails_changes_nothing(start_engine: StartEngine, tmp_path: Path, ranks: int) -> None:
     old = checkpoint(tmp_path / "old", 1)
     deeper = checkpoint(tmp_path / "deeper", 2, num_hidden_layers=3)
     broken = checkpoint(tmp_path / "broken", 3)
     with open(f"{broken}/model.safetensors", "r+b") as file:
         file.truncate(file.seek(0, 2) - 5000)
-    engine = start(start_engine, model=old, load_format="auto", weight_version="v1")
+    engine = start(start_engine, model=old, load_format="auto", weight_version="v1", tensor_parallel_size=ranks)
     before = answer_of(engine)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"model_path": deeper, "weight_version": "v2"}, "size"),

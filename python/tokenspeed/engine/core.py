@@ -42,6 +42,7 @@ from tokenspeed.engine.leader import Leader, lead
 from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop, nothing
 from tokenspeed.engine.messages import Frontend
+from tokenspeed.engine.new_weights import NewWeights
 from tokenspeed.engine.nodes import RankDoor, model_facts
 from tokenspeed.engine.operations import Operations
 from tokenspeed.engine.ports import EnginePorts
@@ -223,16 +224,29 @@ def build(
 
     def load(other: ModelSource, load_format: str) -> Model:
         with torch.no_grad():  # the mode is a thread's own
-            return load_model(other, served, device, dtype, load_format, options=options, staged=not on_cpu)
+            return load_model(
+                other,
+                served,
+                device,
+                dtype,
+                load_format,
+                options=options,
+                progress=bar,
+                group=ranks.group,
+                staged=not on_cpu,
+            )
+
+    # Captured steps hold the addresses of a GPU's weights.
+    put = runner.replace_model if on_cpu else functools.partial(overwrite, model)
+    new_weights = NewWeights(loop, ranks, load, put)
 
     operations = Operations(
         loop,
         source,
         model_config,
         config.operations.weight_version,
-        load if config.parallel.tensor_size == 1 else None,
-        # Captured steps hold the addresses of a GPU's weights.
-        runner.replace_model if on_cpu else functools.partial(overwrite, model),
+        new_weights.load,
+        new_weights.put,
     )
     loop.after_turn = _after_turn(operations, kv_feed, ranks)
     facts = _facts(config, num_blocks)

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,21 @@ class Follower:
         self.verdicts = Followed()
         self._orders = orders
         self._reports = reports
+        self._operations: dict[str, Callable[..., None]] = {}
 
     def agree(self, what: str, value: Any, choose: Choose) -> Any:
-        self._reports.send(at=what, value=value)
+        self.gather(what, value)
         kind, chosen, _ = self._orders.receive()
         if kind is not Kind.ANSWER:
             raise EngineFault(f"rank {self.group.rank} waits for an answer about {what} and was sent a {kind.name}")
         return chosen
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        self._reports.send(at=what, value=value)
+        return []
+
+    def does(self, name: str, operation: Callable[..., None]) -> None:
+        self._operations[name] = operation
 
     def grammars(self, compiler: GrammarCompiler) -> Grammars:
         self.verdicts.compiler = compiler
@@ -95,7 +103,8 @@ class Follower:
                     "all ranks must take the same steps and see the same tokens"
                 )
             if kind is Kind.OPERATION:
-                getattr(loop, content.name)(*content.arguments)
+                operation = self._operations.get(content.name) or getattr(loop, content.name)
+                operation(*content.arguments)
             elif kind is Kind.TURN:
                 turn = content or Turn((), ())
                 desk.hand_over(turn.commands)

@@ -113,6 +113,11 @@ class Leader:
         return self
 
     def agree(self, what: str, value: Any, choose: Choose) -> Any:
+        chosen = choose(self.gather(what, value))
+        self._send(Kind.ANSWER, chosen)
+        return chosen
+
+    def gather(self, what: str, value: Any) -> list[Any]:
         values = {0: value}
         while len(values) <= len(self._peers):
             told = self._values.get()
@@ -122,9 +127,10 @@ class Leader:
             if about != what:
                 raise EngineFault(f"rank {rank} is at {about!r} and the first one at {what!r}")
             values[rank] = found
-        chosen = choose([values[rank] for rank in range(len(values))])
-        self._send(Kind.ANSWER, chosen)
-        return chosen
+        return [values[rank] for rank in range(len(values))]
+
+    def does(self, name: str, operation: Callable[..., None]) -> None:
+        return
 
     def grammars(self, compiler: GrammarCompiler) -> Grammars:
         return compiler

@@ -137,6 +137,11 @@ class EngineLoop:
         self.mirror.operated("set_weight_version", version)
         self.scheduler.set_weight_version(version)
 
+    def come_to_rest(self) -> None:
+        """`settle_all` on every rank."""
+        self.mirror.operated("settle_all")
+        self.settle_all()
+
     def settle_all(self) -> None:
         """Leave no step in flight."""
         while self._in_flight:

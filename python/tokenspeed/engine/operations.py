@@ -21,6 +21,7 @@ from tokenspeed.config.model_source import ModelSource, resolve_model
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.loop_calls import LoopCalls
 from tokenspeed.engine.messages import LoadNumbers
+from tokenspeed.engine.new_weights import OnLoop
 from tokenspeed.models.model import Model
 
 PAUSE_MODES = ("abort", "wait", "keep")
@@ -36,8 +37,8 @@ class OperationError(Exception):
 
 
 class Operations:
-    """load: builds a model of a checkpoint as the running one was built; None where its weights cannot be replaced.
-    replace_model: puts it in the runner's place, with nothing in flight."""
+    """load: builds a model of a checkpoint as the running one was built, on every rank; it may call on the loop's
+    thread. replace_model: puts it in the runner's place, with nothing in flight."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Operations:
         source: ModelSource,
         model_config: ModelConfig,
         weight_version: str,
-        load: Callable[[ModelSource, str], Model] | None,
+        load: Callable[[ModelSource, str, OnLoop], Model],
         replace_model: Callable[[Model], None],
     ) -> None:
         self.calls = LoopCalls()
@@ -106,13 +107,11 @@ class Operations:
     def update_from_disk(self, model_path: str, load_format: str, version: str | None) -> None:
         """Serve the checkpoint at `model_path`: all of it or, with OperationError, none. Requests that run through the
         change go on with the new weights over the KV that they have. version None keeps the name."""
-        if self._load is None:
-            raise OperationError(501, "the weights of several ranks cannot be replaced; start another engine")
         with self._update():
             try:
                 source = resolve_model(model_path)
                 self._check_shape(load_model_config(source, self._model_config.overrides))
-                model = self._load(source, load_format)
+                model = self._load(source, load_format, self.calls.call)
                 self.calls.call(lambda: self._swap(model))
             except ModelError as error:
                 raise OperationError(400, str(error)) from None
@@ -130,7 +129,7 @@ class Operations:
             )
 
     def _swap(self, model: Model) -> None:
-        self._loop.settle_all()
+        self._loop.come_to_rest()
         self._replace_model(model)
         self._next_version()
 

@@ -35,6 +35,13 @@ class Ranks(Protocol):
         what: must be the same everywhere. Also where ranks wait for each other. Raises what a rank failed with.
         """
 
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on the first one; nothing on the others, which do not wait. On any thread, while
+        the engine runs. Raises the loss of a rank."""
+
+    def does(self, name: str, operation: Callable[..., None]) -> None:
+        """What another rank than the first does when its loop is told an operation of this name."""
+
     def grammars(self, compiler: GrammarCompiler) -> Grammars:
         """Whom admission asks for grammars."""
 
@@ -57,6 +64,12 @@ class Alone:
 
     def agree(self, what: str, value: Any, choose: Choose) -> Any:
         return choose([value])
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        return [value]
+
+    def does(self, name: str, operation: Callable[..., None]) -> None:
+        return
 
     def grammars(self, compiler: GrammarCompiler) -> Grammars:
         return compiler

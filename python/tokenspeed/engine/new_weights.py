@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""New weights on every rank, or on none: each loads its part beside the running engine, then all take it between the
+same two turns.
+
+The first rank's `load` is called on an endpoint's thread and waits for all; its `put` on the loop's. Other ranks do what
+they are told: they load on a thread of their own and report, and put when the first one has put.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tokenspeed.config.model_error import ModelError
+from tokenspeed.config.model_source import ModelSource
+from tokenspeed.engine.loop import EngineLoop
+from tokenspeed.engine.ranks import Ranks
+from tokenspeed.models.model import Model
+
+Load = Callable[[ModelSource, str], Model]
+Put = Callable[[Model], None]
+OnLoop = Callable[[Callable[[], Any]], Any]
+
+_WHAT = "new weights"
+
+
+class NewWeights:
+    """load, put: of this rank's part; both raise ModelError with nothing changed."""
+
+    def __init__(self, loop: EngineLoop, ranks: Ranks, load: Load, put: Put) -> None:
+        self._loop = loop
+        self._ranks = ranks
+        self._load = load
+        self._put = put
+        self._prepared: Model | None = None
+        self._thread: threading.Thread | None = None
+        if not ranks.leads:
+            ranks.does("prepare_weights", self._prepare)
+            ranks.does("take_weights", self._take)
+            ranks.does("drop_weights", self._drop)
+
+    def load(self, source: ModelSource, load_format: str, on_loop: OnLoop) -> Model:
+        """The first rank's part, once every rank has its own. on_loop: calls something between two turns.
+
+        Raises ModelError, and then nobody has anything.
+        """
+        mirror = self._loop.mirror
+        on_loop(lambda: mirror.operated("prepare_weights", source, load_format))
+        model, failure = None, None
+        try:
+            model = self._load(source, load_format)
+        except ModelError as error:
+            failure = str(error)
+        failures = [text for text in self._ranks.gather(_WHAT, failure) if text is not None]
+        if failures or model is None:
+            on_loop(lambda: mirror.operated("drop_weights"))
+            raise ModelError(failures[0])
+        return model
+
+    def put(self, model: Model) -> None:
+        """Take the new weights, on every rank. Nothing may be in flight."""
+        self._put(model)
+        self._loop.mirror.operated("take_weights")
+
+    # ---- other ranks -----------------------------------------------------------------------------------------------
+
+    def _prepare(self, source: ModelSource, load_format: str) -> None:
+        def run() -> None:
+            failure = None
+            try:
+                self._prepared = self._load(source, load_format)
+            except ModelError as error:
+                failure = str(error)
+            self._ranks.gather(_WHAT, failure)
+
+        self._thread = threading.Thread(target=run, name="new-weights", daemon=True)
+        self._thread.start()
+
+    def _take(self) -> None:
+        assert self._thread is not None
+        self._thread.join()
+        assert self._prepared is not None
+        self._put(self._prepared)
+        self._drop()
+
+    def _drop(self) -> None:
+        self._prepared = self._thread = None
