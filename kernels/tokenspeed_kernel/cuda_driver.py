@@ -168,7 +168,7 @@ def swizzled_rows(rows: torch.Tensor, box_rows: int) -> TensorMap:
     return _swizzled_rows(rows.data_ptr(), num_rows, num_columns, stride, box_rows)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1 << 14)
 def _swizzled_rows(address: int, num_rows: int, num_columns: int, stride: int, box_rows: int) -> TensorMap:
     memory = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + _TENSOR_MAP_ALIGNMENT)
     aligned = -(-ctypes.addressof(memory) // _TENSOR_MAP_ALIGNMENT) * _TENSOR_MAP_ALIGNMENT
