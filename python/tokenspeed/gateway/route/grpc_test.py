@@ -109,6 +109,13 @@ def test_sampling_fields_arrive_as_the_protocol_has_them(gateway: RunningGateway
     assert servicer.requests[-1].sampling_params.top_k == -1
 
 
+def test_the_callers_trace_goes_with_the_call(gateway: RunningGateway, servicer: FakeServicer) -> None:
+    given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for headers, passed in (({"traceparent": given}, given), ({}, None)):
+        assert gateway.post("/v1/chat/completions", CHAT, headers)[0] == 200
+        assert servicer.traceparents[-1] == passed
+
+
 @pytest.mark.parametrize(("word", "status", "code"), [("refuse", 400, "too_odd"), ("busy", 429, "queue_full")])
 def test_what_the_engine_refuses_is_an_answer_with_its_code(
     gateway: RunningGateway, word: str, status: int, code: str

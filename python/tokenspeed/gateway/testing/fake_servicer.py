@@ -24,6 +24,8 @@ class FakeServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerServicer):
 
     def __init__(self, script: Script, port: int = 0, **server_args: Any) -> None:
         self.requests: list[pb.GenerateRequest] = []
+        self.traceparents: list[str | None] = []
+        """Of each of them."""
         self.aborted: list[str] = []
         self.num_active = 0
         self.flush_answer = (True, "ok")
@@ -77,6 +79,7 @@ class FakeServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         self.requests.append(request)
+        self.traceparents.append(dict(context.invocation_metadata() or ()).get("traceparent"))
         self.num_active += 1
         try:
             tokens: list[int] = []

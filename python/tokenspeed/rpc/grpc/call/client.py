@@ -120,7 +120,7 @@ class GrpcLane:
         rank = min(self.ranks.values(), key=lambda r: (r.num_in_flight, r.num_sent))
         sent = to_request(request, rank.index if len(self.ranks) > 1 else None)
         rank.begin(time.monotonic())
-        self._calls[request.rid] = _Call(sink, rank, self._spawn(self._read(sent, request.rid, sink, rank)))
+        self._calls[request.rid] = _Call(sink, rank, self._spawn(self._read(sent, request, sink, rank)))
 
     def abort(self, request_ids: list[str]) -> None:
         """Forget these requests and tell the engine; ids that have ended are skipped."""
@@ -148,10 +148,19 @@ class GrpcLane:
             return [wire.ControlReplySlim(0, False, error.details() or error.code().name, 0)]
         return [wire.ControlReplySlim(0, reply.success, reply.message, 0)]
 
-    async def _read(self, sent: pb.GenerateRequest, rid: str, sink: RequestSink, rank: Rank) -> None:
+    async def _read(
+        self,
+        sent: pb.GenerateRequest,
+        request: wire.PlainGenerateReqInput | wire.TokenizedGenerateReqInput,
+        sink: RequestSink,
+        rank: Rank,
+    ) -> None:
         """One call from its first message to its end; the request is ended exactly once."""
+        rid = request.rid
+        traceparent = getattr(request, "traceparent", None)
+        metadata = (("traceparent", traceparent),) if traceparent is not None else None
         try:
-            async for response in self._stub.Generate(sent):
+            async for response in self._stub.Generate(sent, metadata=metadata):
                 rank.last_output_s = self.last_output_s = time.monotonic()
                 batch = to_batch(response, rid, sent.stream, rank.index)
                 if batch.finished_reasons[0]:

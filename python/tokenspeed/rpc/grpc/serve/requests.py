@@ -61,8 +61,11 @@ def belongs_to(rid: str, request_id: str) -> bool:
     return rid == request_id or (dash == "-n" and head == request_id and tail.isdecimal())
 
 
-def to_job(request: pb.GenerateRequest, defaults: Mapping[str, float], admission: AdmissionConfig) -> GenerateJob:
-    """defaults: what the model recommends where a request says nothing. Raises RequestError."""
+def to_job(
+    request: pb.GenerateRequest, defaults: Mapping[str, float], admission: AdmissionConfig, traceparent: str | None
+) -> GenerateJob:
+    """defaults: what the model recommends where a request says nothing. traceparent: the caller's span. Raises
+    RequestError."""
     _refuse_absent(request)
     if not request.request_id:
         raise RequestError("request_id", "missing_required_parameter", "request_id is empty")
@@ -82,7 +85,7 @@ def to_job(request: pb.GenerateRequest, defaults: Mapping[str, float], admission
             prompt_logprobs=None if index else params.prompt_logprobs,
         )
         rid = choice_id(request.request_id, index, params.n)
-        adds.append(Add(rid, token_ids, choice, request.priority, salt_number(request.cache_salt)))
+        adds.append(Add(rid, token_ids, choice, request.priority, salt_number(request.cache_salt), traceparent))
     return GenerateJob(request.request_id, adds, request.stream, request.sampling_params.no_stop_trim)
 
 

@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tokenspeed.engine.offline import Engine
+from tokenspeed.observability.traces import Span
 from tokenspeed.rpc.grpc.limits import DEFAULT_MAX_MESSAGE_BYTES, LimitError, max_message_bytes
 from tokenspeed.rpc.grpc.serve.conftest import RunningServer, Served
 from tokenspeed_protos import common_pb2, tokenspeed_encoder_pb2, tokenspeed_encoder_pb2_grpc
@@ -354,3 +355,27 @@ def test_a_wrong_command_line_is_one_line_and_status_2(words: list[str], named: 
     command = [sys.executable, "-m", "tokenspeed.rpc.grpc", *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and named in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_span_of_a_request_hangs_under_the_callers(served: Served) -> None:
+    told: list[str | None] = []
+
+    class Spans:
+        def begin(self, name: str, traceparent: str | None) -> Span:
+            raise AssertionError("an engine's spans are over when they are told")
+
+        def record(self, name: str, traceparent: str | None, times_ts: Any, attributes: Any) -> None:
+            told.append(traceparent)
+
+        def close(self) -> None:
+            return None
+
+    log = served.engine._running().loop.log
+    log.tracer, before = Spans(), log.tracer
+    try:
+        asked = request(served.engine, params={"max_new_tokens": 2, "n": 2})
+        metadata = (("traceparent", "00-abc"),)
+        assert len(completes(list(served.stub.Generate(asked, metadata=metadata, timeout=60)))) == 2
+    finally:
+        log.tracer = before
+    assert told == ["00-abc", "00-abc"]

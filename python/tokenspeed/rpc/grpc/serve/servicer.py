@@ -63,7 +63,8 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
         if self.draining:
             await refuse(context, 503, "draining", "", "the server is shutting down")
         try:
-            job = to_job(request, self._info.sampling_defaults, self._engine.config.admission)
+            traceparent = dict(context.invocation_metadata() or ()).get("traceparent")
+            job = to_job(request, self._info.sampling_defaults, self._engine.config.admission, traceparent)
         except RequestError as error:
             await refuse(context, 400, error.code, error.field, error.message)
         if job.request_id in self._live:
@@ -133,7 +134,7 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
         probe = pb.GenerateRequest(request_id=f"HEALTH_CHECK_{self._probes}")
         probe.tokenized.input_ids.append(0)
         probe.sampling_params.temperature, probe.sampling_params.max_new_tokens = 0.0, 1
-        job = to_job(probe, {}, self._engine.config.admission)
+        job = to_job(probe, {}, self._engine.config.admission, None)
         async with aclosing(token_steps(self._engine.frontend, job.adds)) as steps:
             async for _ in steps:
                 return
