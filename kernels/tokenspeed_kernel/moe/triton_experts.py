@@ -24,6 +24,7 @@ _SCAN = 1024
 _INVARIANT_ROWS = 64
 
 
+# Kernels are compiled anew for integers that are multiples of sixteen; the number of pairs is any.
 @triton.jit(do_not_specialize=["num_pairs"])
 def count_kernel(chosen, counts, num_pairs, SCAN: tl.constexpr):
     """counts[e] = how many pairs chose expert e, one program an expert."""
@@ -176,15 +177,21 @@ def _sort(chosen: torch.Tensor, num_experts: int, tile_m: int) -> _Sorted:
     num_pairs = chosen.numel()
     # Every expert that is chosen may leave one tile that is not full.
     most = num_pairs // tile_m + min(num_pairs, num_experts)
-    counts, order, tiles, num_tiles = torch.empty(
-        num_experts + num_pairs + 3 * most + 1, dtype=torch.int32, device=chosen.device
-    ).split([num_experts, num_pairs, 3 * most, 1])
+    counts, order, tiles, num_tiles = aligned_parts([num_experts, num_pairs, 3 * most, 1], chosen.device)
     count_kernel[(num_experts,)](chosen, counts, num_pairs, SCAN=_SCAN, num_warps=4)
     place_kernel[(num_experts,)](
         chosen, counts, order, tiles, num_tiles, num_pairs, num_experts,
         TILE_M=tile_m, TILE_E=triton.next_power_of_2(num_experts), SCAN=_SCAN, num_warps=4,
     )  # fmt: skip
     return _Sorted(order, tiles.view(most, 3), num_tiles, tile_m)
+
+
+def aligned_parts(sizes: list[int], device: torch.device) -> list[torch.Tensor]:
+    """int32 tensors of these sizes in one allocation, each at a multiple of 16 bytes: kernels are compiled anew for
+    pointers that are at none."""
+    padded = [-(-size // 4) * 4 for size in sizes]
+    whole = torch.empty(sum(padded), dtype=torch.int32, device=device)
+    return [part[:size] for part, size in zip(whole.split(padded), sizes)]
 
 
 def tile_rows(num_pairs: int, num_experts: int, half: bool) -> int:

@@ -21,6 +21,7 @@ from tokenspeed_kernel.gemm.triton_invariant import Tile, invariant_linear_kerne
 from tokenspeed_kernel.gemm.triton_scaled import scaled_embedding_kernel, scaled_linear_kernel
 from tokenspeed_kernel.kvcache.triton_store import store_kv_kernel, store_latent_kernel
 from tokenspeed_kernel.moe.triton_experts import (
+    aligned_parts,
     count_kernel,
     down_kernel,
     gate_up_kernel,
@@ -357,6 +358,19 @@ def test_experts_of_a_prefill_use_hoppers_matrix_instructions() -> None:
 )
 def test_tiles_of_experts_are_as_tall_as_their_average(num_pairs: int, num_experts: int, half: bool, rows: int) -> None:
     assert tile_rows(num_pairs, num_experts, half) == rows
+
+
+@pytest.mark.parametrize("num_pairs", [1, 2, 7, 16, 890, 4084])
+def test_sorted_pairs_lie_alike_whatever_their_number(num_pairs: int) -> None:
+    parts = aligned_parts([6, num_pairs, 3 * num_pairs, 1], torch.device("cpu"))
+    assert [len(part) for part in parts] == [6, num_pairs, 3 * num_pairs, 1]
+    assert [(part.data_ptr() - parts[0].data_ptr()) % 16 for part in parts] == [0] * 4
+    for number, part in enumerate(parts):
+        part.fill_(number)
+    assert [int(part.sum()) for part in parts] == [0, num_pairs, 6 * num_pairs, 3], "and none lies over another"
+    for one in (count_kernel, place_kernel):
+        (parameter,) = (parameter for parameter in one.params if parameter.name == "num_pairs")
+        assert parameter.do_not_specialize
 
 
 @pytest.mark.parametrize("name", ["decode, split", "decode, split, fp8", "store, fp8 with scales", "linear, fp8"])

@@ -190,7 +190,8 @@ def _worst_step_bytes(
 @torch.inference_mode()
 def _compile_eager_steps(model: Model, state: DeviceState, caches: KVCaches, limits: SchedulerLimits) -> None:
     started_s = time.monotonic()
-    for num_decodes, query_lens in synthetic.every_kind(limits):
+    routed = model.config.moe is not None
+    for num_decodes, query_lens in synthetic.every_kind(limits, routed):
         model.forward(synthetic.batch_of(state, caches, num_decodes, query_lens))
     torch.cuda.synchronize(state.device)
     logger.info("ran every kind of eager step in %.1f s", time.monotonic() - started_s)

@@ -56,8 +56,9 @@ def widest(limits: SchedulerLimits) -> list[int]:
     return [min(tokens - longest * (rows - 1), limits.max_model_len), *[longest] * (rows - 1)]
 
 
-def every_kind(limits: SchedulerLimits) -> Iterator[tuple[int, list[int]]]:
-    """(decode rows, query lengths) of steps that reach every variant of the kernels that eager steps run."""
+def every_kind(limits: SchedulerLimits, routed: bool) -> Iterator[tuple[int, list[int]]]:
+    """(decode rows, query lengths) of steps that reach every variant of the kernels that eager steps run. routed:
+    whether tokens are sent to experts, whose tiles grow with the number of tokens."""
     decodes = 1
     while decodes < limits.max_num_seqs:
         yield decodes, []
@@ -70,3 +71,8 @@ def every_kind(limits: SchedulerLimits) -> Iterator[tuple[int, list[int]]]:
                 # One length fills the tile and a whole number of sixteens, one does neither.
                 yield first, [edge - first % 16]
                 yield first, [edge - 3]
+    tokens = 2 * _TILE_EDGES[-1]
+    while routed and tokens <= min(limits.max_batched_tokens, limits.max_num_seqs * limits.max_model_len):
+        whole, rest = divmod(tokens, limits.max_model_len)
+        yield 0, [limits.max_model_len] * whole + [rest] * (rest > 0)
+        tokens *= 2
