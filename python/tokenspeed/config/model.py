@@ -20,7 +20,7 @@ from tokenspeed.config.latent import LatentConfig, latent_from_gguf, latent_from
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.moe import GGUF_SIGMOID, MoEConfig, moe_from_gguf, moe_from_json
-from tokenspeed.config.quantization import GGUF_TYPES, Quantization, quantization_from_json
+from tokenspeed.config.quantization import GGUF_TYPES, QUANTIZATION_BESIDE, Quantization, quantization_from_json
 from tokenspeed.config.rope import RopeScaling, extended_context, longest_context, rope_scaling_from_json
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -247,11 +247,11 @@ def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfi
 
 
 def _json_quantization(values: Mapping[str, Any], file: Path) -> Quantization | None:
-    """From config.json, or where ModelOpt left it."""
-    beside = file.parent / "hf_quant_config.json"
-    if values.get("quantization_config") is None and beside.is_file():
-        stored = {"quant_method": "modelopt", **(_read_json(beside).get("quantization") or {})}
-        return quantization_from_json({"quantization_config": stored}, str(beside))
+    """From config.json, or where older tools left it."""
+    for name, read in QUANTIZATION_BESIDE.items():
+        beside = file.parent / name
+        if values.get("quantization_config") is None and beside.is_file():
+            return quantization_from_json({"quantization_config": read(_read_json(beside))}, str(beside))
     return quantization_from_json(values, str(file))
 
 

@@ -427,3 +427,20 @@ def test_a_gguf_file_has_nothing_to_override() -> None:
     source = ModelSource("gguf", embedded_model_path(), "test")
     with pytest.raises(ModelError, match=r"--hf-overrides stand in for values of a config\.json"):
         load_model_config(source, {"rope_theta": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "fp8"),
+        ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False, "sym": True}, "gptq"),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}, "awq"),
+    ],
+)
+def test_older_tools_leave_the_quantization_in_a_file_of_its_own(
+    tmp_path: Path, name: str, content: dict[str, Any], kind: str
+) -> None:
+    source = folder_with(tmp_path, LLAMA)
+    (tmp_path / name).write_text(json.dumps(content))
+    quantization = load_model_config(source).quantization
+    assert quantization is not None and [group.kind for group in quantization.groups] == [kind]

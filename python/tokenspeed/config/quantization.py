@@ -8,7 +8,7 @@ Which tensors are quantized is seen in the files themselves; this says what thei
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -77,6 +77,14 @@ def quantization_from_json(values: Mapping[str, Any], where: str) -> Quantizatio
         )
     ignored = _names(config, "ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
     return Quantization(method, readers[method](config, where), ignored, online=False)
+
+
+# Files beside a config.json that says nothing, and what their content is as a quantization_config.
+QUANTIZATION_BESIDE: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "hf_quant_config.json": lambda values: {"quant_method": "modelopt", **(values.get("quantization") or {})},
+    "quantize_config.json": lambda values: {"quant_method": "gptq", **values},
+    "quant_config.json": lambda values: {"quant_method": "awq", **values},
+}
 
 
 def _fp8(config: Mapping[str, Any], where: str) -> tuple[QuantGroup, ...]:
