@@ -214,3 +214,10 @@ def test_a_row_with_nan_gives_some_token_and_its_neighbours_theirs(changes: dict
     assert chosen.isnan().tolist() == [False, True, False] and bool(top_values[1].isnan().all())
     assert bool(((top_ids >= 0) & (top_ids < VOCAB)).all())
     torch.testing.assert_close(top_values[[0, 2]], api.logprobs(clean, tokens[[0, 2]], 5)[1])
+
+
+@pytest.mark.parametrize("changes", [{}, {"top_k": 40, "top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_an_infinite_logit_wins(changes: dict[str, Any]) -> None:
+    rows = logits(2)
+    rows[1, [700, 900]] = INF
+    assert int(api.sample(rows, *options(2, **changes))[1]) == 700

@@ -124,8 +124,10 @@ int32_t SampleRow(const KernelTable& table, const SampleArgs& args, int64_t inde
     return static_cast<int32_t>(nan);  // as torch's argmax: some token of the vocabulary
   }
   const float temperature = args.temperature[index];
-  if (!(temperature > 0.0f)) return static_cast<int32_t>(table.argmax(logits, args.vocab));
-  const float largest = logits[table.argmax(logits, args.vocab)];
+  const auto likeliest = static_cast<int32_t>(table.argmax(logits, args.vocab));
+  const float largest = logits[likeliest];
+  // Nothing differs from an infinite logit by a number.
+  if (!(temperature > 0.0f) || largest == kInf) return likeliest;
   if (largest == -kInf) return 0;
   // Values are relative to the largest, so that no temperature, however small, overflows.
   Row row{.table = &table,
