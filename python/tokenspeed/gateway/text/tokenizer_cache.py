@@ -52,6 +52,8 @@ class TokenizerCache:
         self._special = re.compile("|".join(found)) if found else None
         self._cuttable = {text: None if token.isolated else False for text, token in tokens.items()}
         """Whether a text may be cut behind a token; None: not tried yet."""
+        self._dependent = tuple(text for text, token in tokens.items() if not token.isolated)
+        """Tokens that are found, or not, by what stands around them: nothing is cut right before one."""
 
     @property
     def num_evicted(self) -> int:
@@ -82,7 +84,8 @@ class TokenizerCache:
 
     def _cuts(self, text: str) -> list[int]:
         assert self._special is not None
-        cuts = [match.end() for match in self._special.finditer(text) if self._may_cut(match[0])]
+        ends = [match.end() for match in self._special.finditer(text) if self._may_cut(match[0])]
+        cuts = [end for end in ends if not text.startswith(self._dependent, end)]
         if not cuts or cuts[-1] < len(text):
             cuts.append(len(text))
         return cuts
