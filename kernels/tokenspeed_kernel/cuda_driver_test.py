@@ -177,6 +177,14 @@ def test_streamed_products_leave_few_cores_idle_and_need_not_share_k(
     assert cuda_stream.pick_cut(kind, groups, rows, inputs, whole=True).split == 1
 
 
+@pytest.mark.parametrize("inputs", [8, 64, 72, 128, 136, 256, 4096])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_every_block_that_shares_k_has_some_of_it(inputs: int, groups: int) -> None:
+    for rows in (16, 64, 1024, 4096):
+        cut = cuda_stream.pick_cut("linear", groups, rows, inputs)
+        assert -(-inputs // (64 * cut.panels)) >= cut.split
+
+
 def test_sums_of_a_cluster_and_two_stages_fit_its_shared_memory() -> None:
     for (_, groups), cuts in cuda_stream.CUTS.items():
         for cut in cuts:

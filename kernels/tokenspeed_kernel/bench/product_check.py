@@ -18,8 +18,8 @@ from tokenspeed_kernel.registry import KernelSpec, current_platform, solutions
 
 # Every odd number of rows to past the largest tile, the edges of tiles, and prompts.
 TOKENS = (*range(1, 301, 2), 2, 8, 16, 32, 64, 128, 192, 256, 512, 1000, 2049)
-# Outputs and inputs: whole tiles, and neither a whole tile nor a whole panel.
-SHAPES = ((6144, 4096), (1552, 1032))
+# Outputs and inputs: whole tiles, neither a whole tile nor a whole panel, and hardly anything of either.
+SHAPES = ((6144, 4096), (1552, 1032), (144, 72))
 _OPS = ("gemm.linear", "gemm.linear_silu_and_mul", "gemm.logits")
 
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -22,6 +22,7 @@ from tokenspeed_kernel.registry import Band, cuda, kernel
 MAX_TOKENS = 192
 NEEDS = cuda(9, only_major=True, also=fatbin_for("stream_gemm"))
 _CORES = 132
+_PANEL = 64  # columns of K
 _PANEL_ROW_BYTES = 128
 _MAX_STAGES = 32
 _FULL_BYTES = 220 << 10  # a core's, for a product of one block a core
@@ -71,7 +72,8 @@ def pick_cut(kind: str, groups: int, rows: int, inputs: int, whole: bool = False
 
     rows, inputs: of the weight; whole: only cuts in which no blocks share K.
     """
-    cuts = (cut for cut in CUTS[kind, groups] if not whole or cut.split == 1)
+    most = 1 if whole else inputs // (_PANEL * 2)  # a block without any of K would have no sums
+    cuts = (cut for cut in CUTS[kind, groups] if cut.split <= max(1, most))
     return min(cuts, key=lambda cut: cut_us(cut, groups, rows, inputs))
 
 
