@@ -2,8 +2,8 @@
 """New weights on every rank, or on none: each loads its part beside the running engine, then all take it between the
 same two turns.
 
-The first rank's `load` is called on an endpoint's thread and waits for all; its `put` on the loop's. Other ranks do what
-they are told: they load on a thread of their own and report, and put when the first one has put.
+The first rank's `load` is called on an endpoint's thread and waits for all; its `put` on the loop's. Other ranks do
+what they are told: they load on a thread of their own and report, and put when the first one has put.
 """
 
 from __future__ import annotations

@@ -57,6 +57,8 @@ class TwoRanks:
         except (EngineFault, LinkLost) as error:
             self.fault = error
             self.reports.send(fault=type(error).__name__, text=str(error))
+        else:
+            self.hang_up()  # as a process that ends does
 
     def ends(self) -> None:
         """Let the first rank stop, and the other one come to an end."""
