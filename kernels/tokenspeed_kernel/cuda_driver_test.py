@@ -210,6 +210,7 @@ def test_products_are_by_the_kernel_for_their_number_of_rows() -> None:
     names_in("skinny_gemm"), names_in("stream_gemm"), names_in("wide_gemm")
     assert {winner_of("gemm.linear", tokens, 6144) for tokens in (1, 8, 32, 192)} == {"cuda_stream"}
     assert (winner_of("gemm.linear", 8, 1024), winner_of("gemm.linear", 9, 1024)) == ("cuda_bf16", "cuda_stream")
+    assert winner_of("gemm.linear", 9, 256) == "torch_bfloat16"  # too few blocks for the cores
     assert winner_of("gemm.linear", 1024, 6144) == "cuda_wide"
     assert winner_of("gemm.linear", 1100, 6144) == "torch_bfloat16"  # a second round of few tiles
     assert winner_of("gemm.linear_silu_and_mul", 8192, 24576) == "cuda_wide"
