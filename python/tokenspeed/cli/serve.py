@@ -8,6 +8,7 @@ No torch in the supervisor: it parses, resolves the model (downloading it with p
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from tokenspeed.config.gateway import GatewayConfig, parse_launch
 from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_source import ModelSource, resolve_model
 from tokenspeed.config.resolve import resolve
+from tokenspeed.config.slurm import with_slurm
 
 DEFAULT_PORT = 8000
 _SUPERVISED_ONLY = (
@@ -63,6 +65,8 @@ def main(argv: Sequence[str]) -> int:
         print(help_text(SUPERVISOR_FLAGS + ENGINE_FLAGS))
         return 0
     split = split_argv(argv)
+    values = with_slurm(split.engine.values, os.environ, len(hardware.detect().usable_gpus))
+    split = replace(split, engine=replace(split.engine, values=values))
     if split.supervisor.values["headless"]:
         return _headless(split)
     if split.engine.values["node_rank"]:

@@ -247,7 +247,7 @@ PARALLEL_FLAGS: tuple[Flag, ...] = (
         "after the others'. When not given, all replicas are started.",
     ),
     _flag("--world-size", "int", None, _PARALLEL, "Ranks of all replicas and nodes; checked against the other flags."),
-    _flag("--nnodes", "int", None, _PARALLEL, "Machines that the ranks are spread over (1)."),
+    _flag("--nnodes", "int", None, _PARALLEL, "Machines that the ranks are spread over (1). A Slurm step says it."),
     _flag("--node-rank", "int", None, _PARALLEL, "Which of the machines this is; 0 has the first rank and the lane."),
     _flag("--nprocs-per-node", "int", None, _PARALLEL, "Ranks of each machine; checked against the other flags."),
     _flag(
