@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A multiple-choice set, scored through `/v1/completions` and by `transformers`: the same logprobs, the same answers."""
+"""A multiple-choice set, scored through `/v1/completions` and by `transformers`: equal logprobs, equal answers."""
 
 from __future__ import annotations
 

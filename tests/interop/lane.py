@@ -37,7 +37,8 @@ def start(
         headless_engine(lane_port, "--zmq-engine-index", str(rank), "--rl-control-port", str(controls[rank]))
         for rank in range(num_ranks)
     ]
-    gateway = launch(port, model_folder, "--backend", "tokenspeed", "--worker-urls", url, "--zmq-engine-count", str(num_ranks))
+    worker = ("--backend", "tokenspeed", "--worker-urls", url, "--zmq-engine-count", str(num_ranks))
+    gateway = launch(port, model_folder, *worker)
     try:
         yield Lane(gateway, engines, [Http(control) for control in controls], port)
     finally:
