@@ -14,55 +14,22 @@ import pytest
 
 from tests.interop import asking
 from tests.interop.asking import Asker, wait_until
-from tests.support.peers import Http, grpc_engine, grpc_serves, peers_site, released_gateway
+from tests.interop.lane import Workers
+from tests.support.peers import grpc_serves, peers_site, released_gateway
 from tests.support.server import free_port
-
-
-class Workers:
-    """A gateway in front of gRPC engines, ready."""
-
-    def __init__(self, num_engines: int, model_folder: Path | None, *gateway_flags: str) -> None:
-        self.ports = [free_port() for _ in range(num_engines)]
-        controls = [free_port() for _ in range(num_engines)]
-        self.controls = [Http(port) for port in controls]
-        self.engines = [
-            grpc_engine(port, "--block-size", "16", "--rl-control-port", str(control))
-            for port, control in zip(self.ports, controls)
-        ]
-        for engine, port in zip(self.engines, self.ports):
-            engine.wait_for(lambda port=port: grpc_serves(port))  # type: ignore[misc]
-        http_port = free_port()
-        urls = [self.url(index) for index in range(num_engines)]
-        self.gateway = released_gateway(http_port, model_folder, *gateway_flags, "--worker-urls", *urls)
-        self.ask = Asker(http_port)
-        self.wait_ready()
-
-    def url(self, index: int) -> str:
-        return f"grpc://127.0.0.1:{self.ports[index]}"
-
-    def wait_ready(self) -> None:
-        self.gateway.wait_for(self.ask.serves)
-
-    def is_idle(self) -> bool:
-        loads = [control.get("/v1/loads")["loads"][0] for control in self.controls]
-        return all(load["num_reqs"] == 0 and load["num_pages"] == 0 for load in loads)
-
-    def stop(self) -> None:
-        for program in [self.gateway, *self.engines]:
-            program.kill()
 
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[Workers]:
     """The gateway has no files of the model: the tokenizer is streamed to it."""
-    workers = Workers(1, None)
+    workers = Workers(released_gateway, 1, None)
     yield workers
     workers.stop()
 
 
 @pytest.fixture(scope="module")
 def two(model_folder: Path) -> Iterator[Workers]:
-    workers = Workers(2, model_folder, "--policy", "cache_aware", "--block-size", "16")
+    workers = Workers(released_gateway, 2, model_folder, "--policy", "cache_aware", "--block-size", "16")
     yield workers
     workers.stop()
 

@@ -76,7 +76,9 @@ class AdminApi:
         if not any(worker.model for worker in workers):
             raise no_available_workers("no worker has an engine whose cache could be flushed")
         results = await asyncio.gather(*(self._flush_one(worker) for worker in workers))
-        body: dict[str, Any] = {"success": all(result["success"] for result in results), "workers": results}
+        flushed = sum(result["success"] for result in results)
+        counts = {"workers_flushed": flushed, "total_workers": len(results)}
+        body: dict[str, Any] = {"success": flushed == len(results), **counts, "workers": results}
         if body["success"]:
             return _json(body, 200)
         failed = ", ".join(result["url"] for result in results if not result["success"])

@@ -84,6 +84,7 @@ def test_a_flush_that_some_worker_refuses_says_which_and_why() -> None:
         status, body = gateway.post("/flush_cache", b"")
         assert (status, body["error"]["code"], body["success"]) == (409, "flush_incomplete", False)
         assert [worker["success"] for worker in body["workers"]] == [True, False]
+        assert (body["workers_flushed"], body["total_workers"]) == (1, 2)
         assert body["workers"][1]["message"] == "rank 0: requests are running"
         assert gateway.urls[1] in body["error"]["message"] and gateway.urls[0] not in body["error"]["message"]
 
