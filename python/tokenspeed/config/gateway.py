@@ -29,24 +29,20 @@ from tokenspeed.config.gateway_http import (
     trace_config,
 )
 from tokenspeed.config.gateway_refused import REFUSED
+from tokenspeed.config.gateway_routing import (
+    ROUTING_FLAGS,
+    ROUTING_LISTS,
+    ROUTING_RANGES,
+    RoutingConfig,
+    routing_config,
+)
 from tokenspeed.config.member import Member
 from tokenspeed.config.sampling import preferred_params
 
-POLICY_NAMES = (
-    "random",
-    "round_robin",
-    "passthrough",
-    "cache_aware",
-    "power_of_two",
-    "least_load",
-    "manual",
-    "consistent_hashing",
-    "prefix_hash",
-)
-ASSIGNMENT_MODES = ("random", "min_load", "min_group")
 LOG_LEVELS = ("debug", "info", "warn", "error")
 
-_LISTS = HTTP_LISTS | {"--worker-urls", "--request-id-headers", "--prometheus-duration-buckets", "--model-alias"}
+_OWN_LISTS = frozenset({"--worker-urls", "--request-id-headers", "--prometheus-duration-buckets", "--model-alias"})
+_LISTS = _OWN_LISTS | HTTP_LISTS | ROUTING_LISTS
 
 
 @dataclass(frozen=True)
@@ -58,25 +54,6 @@ class RetryConfig:
     max_backoff_s: float
     multiplier: float
     jitter: float
-
-
-@dataclass(frozen=True)
-class RoutingConfig:
-    """How a worker is chosen. `policy` is one of `POLICY_NAMES`; the rest belongs to single policies. Thresholds
-    "abs" count requests above the mean of all workers, "rel" and "factor" are multiples of that mean."""
-
-    policy: str
-    cache_threshold: float
-    """Share of a prompt that a worker must hold."""
-    balance_abs_threshold: float
-    balance_rel_threshold: float
-    max_tree_tokens: int
-    prefix_tokens: int
-    prefix_hash_load_factor: float
-    prefix_hash_abs_threshold: float
-    sticky_idle_s: float
-    assignment_mode: str
-    """One of `ASSIGNMENT_MODES`."""
 
 
 @dataclass(frozen=True)
@@ -179,31 +156,7 @@ HONOURED: tuple[Flag, ...] = (
     _flag("--backend --runtime", "str", "tokenspeed", _WORKERS, "kind of the workers", "tokenspeed"),
     _flag("--zmq-engine-count", "int", None, _WORKERS, "ranks behind a worker URL; default: what the first one says"),
     _flag("--zmq-startup-timeout-secs", "float", 3600.0, _WORKERS, "time for all ranks to register after the first"),
-    _flag("--policy", "str", "cache_aware", _ROUTING, "how a worker is chosen", *POLICY_NAMES),
-    _flag("--cache-threshold --cache-match-threshold", "float", 0.3, _ROUTING, "cache_aware: share that must match"),
-    _flag(
-        "--balance-abs-threshold --spill-abs-threshold",
-        "float",
-        64.0,
-        _ROUTING,
-        "cache_aware: requests above the mean at which the holder is passed by",
-    ),
-    _flag(
-        "--balance-rel-threshold --spill-rel-threshold",
-        "float",
-        1.5,
-        _ROUTING,
-        "cache_aware: and multiple of the mean",
-    ),
-    _flag("--max-tree-size", "int", 67108864, _ROUTING, "cache_aware: prompt tokens remembered, of all workers"),
-    _flag("--prefix-token-count", "int", 256, _ROUTING, "prefix_hash: tokens that are hashed"),
-    _flag(
-        "--prefix-hash-load-factor", "float", 1.25, _ROUTING, "prefix_hash: multiple of the mean to pass a worker by"
-    ),
-    _flag("--prefix-hash-balance-abs-threshold", "float", 10.0, _ROUTING, "prefix_hash: and requests above the mean"),
-    _flag("--max-idle-secs --sticky-key-idle-secs", "float", 14400.0, _ROUTING, "manual: a key unused so long is free"),
-    _flag("--assignment-mode", "str", "min_load", _ROUTING, "manual: worker of a new key", *ASSIGNMENT_MODES),
-    _flag("--dp-aware", "switch", False, _ROUTING, "each request goes to the idlest rank; that is always so"),
+    *ROUTING_FLAGS,
     _flag("--model-path --model", "str", None, _MODEL, "folder, GGUF file or hub id; default: the embedded model"),
     _flag("--model-alias", "append", (), _MODEL, "another name that requests may use for the model"),
     _flag(
@@ -299,7 +252,7 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
         host=values["host"],
         port=values["port"],
         worker_urls=tuple(values["worker_urls"]),
-        routing=_routing(values),
+        routing=routing_config(values),
         model_path=values["model_path"],
         model_aliases=tuple(values["model_alias"]),
         tokenizer_path=values["tokenizer_path"],
@@ -354,21 +307,6 @@ def _num_gateways(values: dict[str, Any]) -> int:
     return number
 
 
-def _routing(values: dict[str, Any]) -> RoutingConfig:
-    return RoutingConfig(
-        policy=values["policy"],
-        cache_threshold=values["cache_threshold"],
-        balance_abs_threshold=values["balance_abs_threshold"],
-        balance_rel_threshold=values["balance_rel_threshold"],
-        max_tree_tokens=values["max_tree_size"],
-        prefix_tokens=values["prefix_token_count"],
-        prefix_hash_load_factor=values["prefix_hash_load_factor"],
-        prefix_hash_abs_threshold=values["prefix_hash_balance_abs_threshold"],
-        sticky_idle_s=values["max_idle_secs"],
-        assignment_mode=values["assignment_mode"],
-    )
-
-
 def _retry(values: dict[str, Any]) -> RetryConfig:
     return RetryConfig(
         max_attempts=1 if values["disable_retries"] else max(1, values["retry_max_retries"]),
@@ -380,14 +318,6 @@ def _retry(values: dict[str, Any]) -> RetryConfig:
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
-    ("--cache-threshold", 0, 1),
-    ("--balance-abs-threshold", 0, 1e9),
-    ("--balance-rel-threshold", 1, 1e9),
-    ("--max-tree-size", 1, 2**40),
-    ("--prefix-token-count", 1, 2**31),
-    ("--prefix-hash-load-factor", 1, 1e9),
-    ("--prefix-hash-balance-abs-threshold", 0, 1e9),
-    ("--max-idle-secs", 0, 1e9),
     ("--port", 0, 65535),
     ("--gateway-workers", 1, 256),
     ("--zmq-engine-count", 1, 65535),
@@ -415,6 +345,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("--prometheus-port", 0, 65535),
     *HISTORY_RANGES,
     *HTTP_RANGES,
+    *ROUTING_RANGES,
 )
 
 

@@ -11,9 +11,12 @@ from typing import Any
 
 from tokenspeed.config.flags import Flag, Kind
 
-_HTTP_WORKERS = "workers are reached over the ZMQ lane only"
+_HTTP_WORKERS = "workers are reached over the ZMQ lane or gRPC"
 _ADMIN = "all endpoints are on one port"
 _POLICY = "this routing policy or its tuning is not in this release"
+_SILENCE = "an engine that is silent is seen by --worker-stall-secs"
+_TREE = "the tree is kept within its bound at every prompt"
+_BLOCKS = "engines tell the size of their blocks"
 _RANKS = "a worker's ranks are balanced by their requests in flight"
 _RL = "trainers use the engine's own control port (--rl-control-port)"
 _PD = "this release serves prefill and decode in one engine"
@@ -59,19 +62,12 @@ REFUSED: tuple[Flag, ...] = (
     _no("--least-load-default-throughput", "float", 2000.0, _POLICY),
     _no("--least-load-mean-prefill-tokens", "int", 1024, _POLICY),
     _no("--least-load-max-waiting-requests", "int", 0, _POLICY),
-    _no("--power-of-two-load-metric", "str", "expected_wait", _POLICY, "requests", "least_requests"),
     _no("--pd-pairing-mode", "str", "lenient", _PD),
     _no("--balance-prefix-margin-tokens", "int", 0, _POLICY),
     _no("--balance-uncached-credit", "switch", False, _POLICY),
     _no("--balance-token-usage-threshold", "float", 1.0, _POLICY),
     _no("--overload-token-usage-threshold", "float", 1.0, _POLICY),
-    _no("--worker-overload-waiting-requests", "int", 8, _POLICY),
-    _no("--worker-overload-token-usage", "float", 0.8, _POLICY),
-    _no("--worker-overload-protection", "switch", False, _POLICY),
-    _no("--disable-worker-overload-protection", "switch", False, _POLICY, True),
-    _no("--worker-overload-shed", "switch", False, _POLICY),
-    _no("--worker-stall-secs", "float", 2.0, _POLICY),
-    _no("--worker-wedge-secs", "float", 3.0, _POLICY),
+    _no("--worker-wedge-secs", "float", 3.0, _SILENCE),
     _no("--worker-warmup-secs", "float", 60.0, _POLICY),
     _no("--worker-warmup-share", "float", 0.25, _POLICY),
     _no("--worker-warmup-blocks", "int", 1024, _POLICY),
@@ -81,16 +77,13 @@ REFUSED: tuple[Flag, ...] = (
     _no("--selection-accounting-ttl-ms", "int", 0, _POLICY),
     _no("--overlap-decay", "float", 0.0, _POLICY),
     _no("--selection-temperature", "float", 0.0, _POLICY),
-    _no("--bucket-adjust-interval-secs", "float", 5.0, _POLICY),
-    _no("--eviction-interval-secs --eviction-interval", "float", 60.0, _POLICY),
-    _no("--block-size", "int", 16, _POLICY),
+    _no("--eviction-interval-secs --eviction-interval", "float", 60.0, _TREE),
+    _no("--block-size", "int", 16, _BLOCKS),
     _no("--cache-boundaries", "append", (), _POLICY),
     _no("--cache-index", "str", "tree", _POLICY),
     _no("--cache-ttl-secs", "float", 180.0, _POLICY),
     _no("--max-buffered-request-bytes", "int", 1048576, _REQUESTS),
     _no("--pd-admission-wait-secs", "float", 30.0, _PD),
-    _no("--routing-key-override --sticky-sessions", "switch", False, _POLICY),
-    _no("--routing-key-headers", "append", (), _POLICY),
     _no("--dp-minimum-tokens-scheduler", "switch", False, _RANKS),
     _no("--enable-igw", "switch", False, _ONE_MODEL),
     # RL Control Plane

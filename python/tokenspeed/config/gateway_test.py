@@ -70,7 +70,7 @@ def test_a_refused_flag_passes_with_the_value_that_asks_for_nothing(flag: Flag) 
         (["--no-such-flag"], "--no-such-flag: no such flag"),
         (["--port", "x"], "--port: 'x' is not an integer"),
         (["--port", "70000"], "--port: must be in"),
-        (["--policy", "bucket"], "--policy: 'bucket' is not one of random, round_robin, passthrough, cache_aware"),
+        (["--policy", "luck"], "--policy: 'luck' is not one of random, round_robin, passthrough, cache_aware"),
         (["--cb-failure-threshold", "0"], "--cb-failure-threshold: must be in"),
         (["--cache-threshold", "1.5"], "--cache-threshold: must be in"),
         (["--assignment-mode", "delegate"], "--assignment-mode: 'delegate' is not one of random, min_load, min_group"),

@@ -151,6 +151,8 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         LaneOptions(config.engine_count, None, config.engine_startup_timeout_s, config.curve),
         config.stall_s,
         BreakerOptions(**asdict(config.breaker)),
+        config.routing.stall_s,
+        config.routing.overload if config.routing.overload.protects else None,
         {} if config.member is None else config.member.private_lanes(config.worker_urls),
     )
     router = Router(config.worker_urls, make_policy(config.routing), options, _Reporting(metrics))
@@ -177,6 +179,7 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         except TracesUnavailable as error:
             raise StartError(f"--enable-trace: {error}", 2) from None
         stack.callback(service.tracer.close)
+        service.key_headers = (*config.routing.key_headers, *service.key_headers)
         # A task of the group that dies takes the gateway with it: a fault of ours must not pass unseen.
         group = await stack.enter_async_context(_background())
         for task in (keep_alive.run(), _watch(service.gauges, config.health_interval_s)):

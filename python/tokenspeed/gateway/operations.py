@@ -17,7 +17,7 @@ from tokenspeed.gateway.chat.completion_request import CompletionRequest
 from tokenspeed.gateway.chat.generate_request import GenerateRequest
 from tokenspeed.gateway.chat.messages_request import CountTokensRequest, MessagesRequest
 from tokenspeed.gateway.chat.parse_request import ParseCalls, ParseReasoning
-from tokenspeed.gateway.http.admin import WorkerBody
+from tokenspeed.gateway.http.admin import WorkerBody, WorkerChange
 from tokenspeed.gateway.http.server import DetokenizeRequest, TokenizeRequest
 from tokenspeed.gateway.responses.api import ConversationBody, ItemsBody
 from tokenspeed.gateway.responses.request import ResponsesRequest
@@ -207,6 +207,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/workers"): Operation("The workers", "Workers"),
     ("POST", "/workers"): Operation("Add a worker", "Accepted", WorkerBody, status=202),
     ("GET", "/workers/{id}"): Operation("One worker", "Worker"),
+    ("PUT", "/workers/{id}"): Operation("Set a worker's priority", "Accepted", WorkerChange, status=202),
+    ("PATCH", "/workers/{id}"): Operation("Change a worker's priority", "Accepted", WorkerChange, status=202),
     ("DELETE", "/workers/{id}"): Operation("Drain and remove a worker", "Accepted", status=202),
     ("GET", "/openapi.json"): Operation("This document", {"type": "object"}, keyed=False),
     ("GET", "/"): Operation("A chat for people", _TEXT, keyed=False, media="text/html"),

@@ -10,6 +10,7 @@ the lane carries, so that one scrape of the gateway shows the whole deployment.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -83,6 +84,7 @@ class GatewayMetrics:
         self._make_http(duration_buckets_s)
         self._make_router(duration_buckets_s)
         self._make_workers()
+        self._make_caches()
         self._make_breakers()
         self._make_routing()
         self._make_tokenizer()
@@ -160,6 +162,18 @@ class GatewayMetrics:
         """How many workers serve a model now."""
         self._worker_pool.labels("regular", connection_mode, model).set(num_workers)
 
+    def worker_cache(self, worker: str, num_blocks: int, events: Mapping[str, int]) -> None:
+        """What is known of a worker's prefix cache, and KV events since the last call by what became of them."""
+        self._kv_blocks.labels(worker).set(num_blocks)
+        for kind, number in events.items():
+            if kind in self._kv_events:
+                self._kv_events[kind].labels(worker).inc(number)
+
+    def worker_vetoes(self, worker: str, is_silent: bool, is_overloaded: bool) -> None:
+        """Whether a worker is avoided because it is silent, and because its engine has too much."""
+        self._worker_stalled.labels(worker).set(is_silent)
+        self._worker_overloaded.labels(worker).set(is_overloaded)
+
     def worker_requests_active(self, worker: str, num_requests: int) -> None:
         """Requests that the gateway has in flight on a worker."""
         self._worker_active.labels(worker).set(num_requests)
@@ -209,6 +223,8 @@ class GatewayMetrics:
     def worker_removed(self, worker: str, model: str) -> None:
         """A worker left for good: its series end, so that sums over workers stay true."""
         for gauge in (self._worker_health, self._worker_active, self._engine_running, self._engine_waiting):
+            _drop(gauge, worker)
+        for gauge in (self._kv_blocks, self._worker_stalled, self._worker_overloaded):
             _drop(gauge, worker)
         for gauge in (self._engine_usage, self._cb_state, self._cb_failures, self._cb_successes):
             _drop(gauge, worker)
@@ -322,6 +338,19 @@ class GatewayMetrics:
             "tokenspeed:kv_cache_usage_perc", "Share of the KV pool held by running requests, 0 to 1.", *by_rank
         )
 
+    def _make_caches(self) -> None:
+        self._kv_blocks = self._gauge("smg_kv_index_blocks", "Cached blocks known by KV events.", "worker")
+        self._kv_events = {
+            "batches": Counter("smg_kv_event_batches", "Batches of KV events.", ("worker",), registry=self.registry),
+            "gaps": Counter("smg_kv_event_gaps", "Numbers that were missing.", ("worker",), registry=self.registry),
+            "resyncs": Counter("smg_kv_event_resyncs", "Indexes begun anew.", ("worker",), registry=self.registry),
+            "unreadable": Counter(
+                "smg_kv_event_stream_errors", "Batches that cannot be read.", ("worker",), registry=self.registry
+            ),
+        }
+        self._worker_stalled = self._gauge("smg_worker_stalled", "1 when a worker is silent.", "worker")
+        self._worker_overloaded = self._gauge("smg_workers_overloaded", "1 when a worker is overloaded.", "worker")
+
     def _make_breakers(self) -> None:
         registry = self.registry
         self._cb_state = self._gauge("smg_worker_cb_state", "0 closed, 1 open, 2 half open.", "worker")
@@ -340,7 +369,7 @@ class GatewayMetrics:
         self._worker_selections = Counter("smg_worker_selection", "Workers chosen.", labels, registry=registry)
         self._branches = {
             policy: Counter(f"smg_{policy}_policy_branch", "Choices by reason.", ("branch",), registry=registry)
-            for policy in ("cache_aware", "manual", "consistent_hashing", "prefix_hash")
+            for policy in ("cache_aware", "manual", "consistent_hashing", "prefix_hash", "bucket")
         }
         self._remembered = {
             "cache_aware": self._gauge("smg_cache_tree_tokens", "Prompt tokens that the policy remembers."),

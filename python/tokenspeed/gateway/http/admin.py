@@ -9,7 +9,6 @@ are kept here. Lives on the loop's thread.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -32,9 +31,17 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class WorkerBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`POST /workers`."""
+    """`POST /workers`. Workers of a higher priority are asked first."""
 
     url: str
+    priority: int = 0
+
+
+class WorkerChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`PUT` and `PATCH /workers/{id}`: PUT sets what is not named to its default, PATCH leaves it."""
+
+    url: str | None = None
+    priority: int | None = None
 
 
 class AdminApi:
@@ -56,6 +63,8 @@ class AdminApi:
             web.get("/workers", self._list),
             web.post("/workers", self._add),
             web.get("/workers/{id}", self._get),
+            web.put("/workers/{id}", self._change),
+            web.patch("/workers/{id}", self._change),
             web.delete("/workers/{id}", self._delete),
         ]
 
@@ -122,7 +131,19 @@ class AdminApi:
             raise ApiError(409, "WORKER_ALREADY_EXISTS", f"worker {asked.url} is here already", "url") from None
         except (AddressError, zmq.ZMQError, OSError) as error:
             raise invalid("url", "invalid_value", f"the worker's lane cannot be opened: {error}") from None
+        worker.priority = asked.priority
         return _accepted(worker, f"worker {worker.url} was added; it serves when its engine has dialled")
+
+    async def _change(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers)
+        self._check_changeable()
+        worker = self._find(request)
+        asked, _ = parse_body(await request.read(), WorkerChange)
+        if asked.url not in (None, worker.url):
+            raise invalid("url", "invalid_value", "a worker's URL cannot change; delete this one and add another")
+        if asked.priority is not None or request.method == "PUT":
+            worker.priority = asked.priority or 0
+        return _accepted(worker, f"worker {worker.url} has priority {worker.priority}")
 
     async def _delete(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
@@ -142,14 +163,9 @@ class AdminApi:
     def _find(self, request: web.Request) -> Worker:
         wanted = request.match_info["id"]
         for worker in self._router.workers:
-            if _id(worker) == wanted:
+            if worker.id == wanted:
                 return worker
         raise ApiError(404, "worker_not_found", f"there is no worker {wanted!r}")
-
-
-def _id(worker: Worker) -> str:
-    """The same for a URL on every gateway, and after a restart."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, worker.url))
 
 
 def _load(worker: Worker) -> dict[str, Any]:
@@ -169,12 +185,15 @@ def _load(worker: Worker) -> dict[str, Any]:
 
 def _worker_object(worker: Worker) -> dict[str, Any]:
     return {
-        "id": _id(worker),
+        "id": worker.id,
         "url": worker.url,
         "model": worker.model,
         "connection_mode": worker.connection_mode,
         "state": worker.state().value,
         "reason": worker.reason,
+        "priority": worker.priority,
+        "cached_blocks": worker.blocks.num_blocks if worker.blocks.known else None,
+        "overloaded": worker.is_overloaded,
         "circuit_breaker": worker.breaker.state.name.lower(),
         "load": worker.num_in_flight,
         "ranks": len(worker.lane.ranks),
@@ -182,8 +201,8 @@ def _worker_object(worker: Worker) -> dict[str, Any]:
 
 
 def _accepted(worker: Worker, message: str) -> web.Response:
-    location = f"/workers/{_id(worker)}"
-    body = {"status": "accepted", "worker_id": _id(worker), "url": worker.url, "location": location, "message": message}
+    location = f"/workers/{worker.id}"
+    body = {"status": "accepted", "worker_id": worker.id, "url": worker.url, "location": location, "message": message}
     response = _json(body, 202)
     response.headers["location"] = location
     return response

@@ -154,7 +154,7 @@ def test_the_last_worker_may_go_and_come_back_under_its_url() -> None:
         ({"url": "http://host:1"}, 400, "invalid_value"),
         ({"url": "tcp://127.0.0.1:notaport"}, 400, "invalid_value"),
         ({}, 400, "missing_required_parameter"),
-        ({"url": "tcp://127.0.0.1:1", "priority": 3}, 400, "unsupported_parameter"),
+        ({"url": "tcp://127.0.0.1:1", "priority": "high"}, 400, "invalid_type"),
         ({"url": "tcp://127.0.0.1:1", "color": 3}, 400, "invalid_type"),
         (b"{", 400, "invalid_json"),
     ],
@@ -190,3 +190,54 @@ def test_operators_need_a_key_where_keys_are_set(method: str, path: str) -> None
     with RunningGateway([], ["--api-key", "secret"], num_workers=1) as gateway:
         assert gateway.request(method, path)[0] == 401
         assert gateway.request(method, path, None, {"authorization": "Bearer secret"})[0] != 401
+
+
+def test_workers_of_a_higher_priority_are_asked_first_and_it_can_be_changed() -> None:
+    with RunningGateway([replying(ids("a")), replying(ids("b"))], ["--policy", "round_robin"]) as gateway:
+        second = gateway.get("/workers")[1]["workers"][1]["id"]
+
+        def texts() -> set[str]:
+            chat = {"messages": [{"role": "user", "content": "hi"}]}
+            answers = [gateway.post("/v1/chat/completions", chat)[1] for _ in range(6)]
+            return {answer["choices"][0]["message"]["content"] for answer in answers}
+
+        assert texts() == {"a", "b"}
+        assert gateway.request("PATCH", f"/workers/{second}", {"priority": 5})[0] == 202
+        assert texts() == {"b"}
+        assert gateway.get(f"/workers/{second}")[1]["priority"] == 5
+        assert gateway.request("PATCH", f"/workers/{second}", {})[0] == 202
+        assert texts() == {"b"}
+        assert gateway.request("PUT", f"/workers/{second}", {})[0] == 202
+        assert texts() == {"a", "b"}
+        assert gateway.request("PATCH", f"/workers/{second}", {"url": "tcp://127.0.0.1:5"})[0] == 400
+        assert gateway.request("PATCH", "/workers/nobody", {"priority": 5})[0] == 404
+
+
+@pytest.mark.parametrize("name", ["id", "url", "number"])
+def test_a_request_may_name_its_worker(name: str) -> None:
+    with RunningGateway([replying(ids("a")), replying(ids("b"))], ["--policy", "round_robin"]) as gateway:
+        worker = gateway.get("/workers")[1]["workers"][1]
+        header = {"x-smg-target-worker": worker.get(name, "1")}
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        answers = [gateway.post("/v1/chat/completions", chat, header)[1] for _ in range(4)]
+        assert {answer["choices"][0]["message"]["content"] for answer in answers} == {"b"}
+        status, answer = gateway.post("/v1/chat/completions", chat, {"x-smg-target-worker": "7"})
+        assert (status, answer["error"]["code"]) == (400, "worker_not_found")
+        gateway.engines[1].stop()
+        status, answer = gateway.post("/v1/chat/completions", chat, header)
+        assert (status, answer["error"]["code"]) == (503, "no_available_workers")
+
+
+def test_a_worker_whose_engine_queues_is_avoided_and_shed_if_all_do() -> None:
+    flags = ["--policy", "round_robin", "--worker-overload-waiting-requests", "4", "--retry-max-retries", "1"]
+    with RunningGateway([replying(ids("a")), replying(ids("b"))], [*flags, "--worker-overload-shed"]) as gateway:
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        gateway.engines[0].num_waiting = 4
+        for _ in range(2):
+            assert gateway.post("/v1/chat/completions", chat)[0] == 200
+        texts = [gateway.post("/v1/chat/completions", chat)[1] for _ in range(4)]
+        assert {answer["choices"][0]["message"]["content"] for answer in texts} == {"b"}
+        gateway.engines[1].num_waiting = 9
+        assert gateway.post("/v1/chat/completions", chat)[0] == 200
+        status, answer = gateway.post("/v1/chat/completions", chat)
+        assert (status, "overloaded" in answer["error"]["message"]) == (503, True)

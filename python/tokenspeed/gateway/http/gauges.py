@@ -37,6 +37,8 @@ class WorkerGauges:
         names = {(worker.url, "")}
         metrics.worker_health(worker.url, worker.state() is WorkerState.READY)
         metrics.worker_requests_active(worker.url, worker.num_in_flight)
+        metrics.worker_cache(worker.url, worker.blocks.num_blocks, worker.feed.take_counts() if worker.feed else {})
+        metrics.worker_vetoes(worker.url, worker.is_silent, worker.is_overloaded)
         breaker = worker.breaker
         metrics.breaker_state(worker.url, breaker.state, breaker.num_failures, breaker.num_successes)
         for rank in worker.lane.ranks.values():

@@ -39,6 +39,7 @@ from tokenspeed.observability.traces import PassingOn, Span, Tracer
 logger = logging.getLogger(__name__)
 
 _ROUTING_KEY = "x-smg-routing-key"
+_TARGET = "x-smg-target-worker"
 
 MakeJob = Callable[[bytes, ServedModel, str], Awaitable[Job]]
 
@@ -74,6 +75,8 @@ class Service:
         self.timeout_s = timeout_s
         """Longest life of a request, from the check of its body to its last byte."""
 
+        self.key_headers: tuple[str, ...] = (_ROUTING_KEY,)
+        """Where a request's routing key is looked for, in this order."""
         self.totals: Callable[[], Awaitable[bytes]] | None = None
         """Where there are several gateway processes: the text of /metrics of all of them."""
         self.stop_elsewhere: Callable[[str], Awaitable[None]] | None = None
@@ -96,7 +99,7 @@ class Service:
     async def run(self, job: Job) -> None:
         """Run a job whose answer nobody waits for; its format keeps it. Raises `ApiError`."""
         with self._arrival(job.request_id, self.tracer.begin("background response", None)) as arrival:
-            async with self.admission, self._counted(job, "", arrival) as run:
+            async with self.admission, self._counted(job, Asked(job.prompts[0], ""), arrival) as run:
                 await run.whole()
 
     @contextmanager
@@ -121,18 +124,22 @@ class Service:
     ) -> web.StreamResponse:
         async with self.admission:
             job = await make_job(body, self.model, secrets.token_hex(12))
-            key = request.headers.get(_ROUTING_KEY, "")
-            async with self._counted(job, key, arrival) as run:
+            asked = Asked(job.prompts[0], self._routing_key(request), request.headers.get(_TARGET, ""))
+            async with self._counted(job, asked, arrival) as run:
                 if job.stream:
                     return await run.stream(EventStream(request, {"x-request-id": arrival.request_id}))
                 return await run.whole()
 
+    def _routing_key(self, request: web.Request) -> str:
+        """That of the first header that has one."""
+        return next((key for name in self.key_headers if (key := request.headers.get(name))), "")
+
     @asynccontextmanager
-    async def _counted(self, job: Job, routing_key: str, arrival: _Arrival) -> AsyncIterator[_Run]:
+    async def _counted(self, job: Job, asked: Asked, arrival: _Arrival) -> AsyncIterator[_Run]:
         """A run of `job`, with its metrics around it."""
         route = RouteLabels(self.model.name, job.endpoint, self.router.connection_mode)
         self.metrics.route_started(route, job.stream)
-        run = _Run(self, job, routing_key, route, arrival)
+        run = _Run(self, job, asked, route, arrival)
         if job.turn is not None:
             difference = self._turns.difference(job.turn, job.prompts[0])
             if difference is not None:
@@ -164,6 +171,7 @@ class Service:
     def judged(self, worker: Worker) -> Iterator[None]:
         """What happens inside speaks for or against `worker`: an answer, or a fault of its own. Neither does a client
         that leaves, a refusal, or a worker that is busy."""
+        trial = worker.breaker.begin()
         try:
             yield
         except ApiError as error:
@@ -171,6 +179,8 @@ class Service:
                 worker.breaker.failed()
                 self.metrics.breaker_outcome(worker.url, False)
             raise
+        finally:
+            worker.breaker.end(trial)
         worker.breaker.succeeded()
         self.metrics.breaker_outcome(worker.url, True)
 
@@ -197,10 +207,10 @@ class _Arrival:
 class _Run:
     """One request on its way through its attempts."""
 
-    def __init__(self, service: Service, job: Job, routing_key: str, route: RouteLabels, arrival: _Arrival) -> None:
+    def __init__(self, service: Service, job: Job, asked: Asked, route: RouteLabels, arrival: _Arrival) -> None:
         self.job = job
         self.arrival = arrival
-        self.asked = Asked(job.prompts[0], routing_key)
+        self.asked = asked
         self.tried: list[str] = []
         """URLs of the workers that attempts went to."""
         self._service = service

@@ -63,6 +63,7 @@ class Breaker:
         """In a row, up to now."""
         self.num_successes = 0
         """In a row, up to now."""
+        self._num_trials = 0
 
     @property
     def state(self) -> BreakerState:
@@ -73,8 +74,20 @@ class Breaker:
 
     @property
     def allows(self) -> bool:
-        """Whether the worker should get requests."""
+        """Whether the worker should get requests: half open, no more at once than it takes to close."""
+        if self.state is BreakerState.HALF_OPEN:
+            return self._num_trials < self._options.successes
         return self.state is not BreakerState.OPEN
+
+    def begin(self) -> bool:
+        """A request goes to the worker; whether it is a trial, which `end` has to be told."""
+        trial = self.state is BreakerState.HALF_OPEN
+        self._num_trials += trial
+        return trial
+
+    def end(self, trial: bool) -> None:
+        """The request is over, whatever came of it."""
+        self._num_trials -= trial
 
     def succeeded(self) -> None:
         """A request ended as it should."""

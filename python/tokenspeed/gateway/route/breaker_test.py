@@ -185,3 +185,21 @@ def test_2048_requests_at_once_to_one_worker_wait_or_get_429_and_its_breaker_sta
         assert f'smg_worker_cb_state{{worker="{gateway.urls[0]}"}} 0.0' in text
         assert 'outcome="failure"' not in text
         assert gateway.post(PATH, CHAT)[0] == 200
+
+
+def test_a_half_open_breaker_lets_no_more_trials_through_at_once_than_it_needs() -> None:
+    timed = Timed()
+    timed.fail(10)
+    timed.now_s += 60
+    trials = [timed.breaker.begin() for _ in range(3)]
+    assert trials == [True] * 3 and not timed.breaker.allows
+    timed.breaker.end(trials.pop())
+    assert timed.breaker.allows
+    timed.succeed(3)
+    assert timed.breaker.begin() is False
+    timed.breaker.end(False)
+    for trial in trials:
+        timed.breaker.end(trial)
+    timed.fail(10)
+    timed.now_s += 60
+    assert timed.breaker.allows

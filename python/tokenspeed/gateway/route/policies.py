@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import time
 
-from tokenspeed.config.gateway import RoutingConfig
+from tokenspeed.config.gateway_routing import RoutingConfig
+from tokenspeed.gateway.route.bucket import Bucket
 from tokenspeed.gateway.route.cache_aware import CacheAware
 from tokenspeed.gateway.route.hashing import ConsistentHashing, PrefixHash
-from tokenspeed.gateway.route.policy import BY_LOAD, ByLoad, Overload, Policy
-from tokenspeed.gateway.route.sticky import Manual
+from tokenspeed.gateway.route.policy import BY_LOAD, ByLoad, Overload, Policy, expected_wait, power_of_two
+from tokenspeed.gateway.route.sticky import Manual, StickyKeys
 
 
 def make_policy(config: RoutingConfig) -> Policy:
+    """The policy that `config` asks for."""
+    policy = _named(config)
+    if not config.sticky or config.policy == "manual":
+        return policy
+    return StickyKeys(policy, Manual(config.sticky_idle_s, config.assignment_mode, time.monotonic))
+
+
+def _named(config: RoutingConfig) -> Policy:
     """The policy that `config.policy` names, one of `POLICY_NAMES`."""
     if config.policy == "cache_aware":
         overload = Overload(config.balance_abs_threshold, config.balance_rel_threshold)
@@ -24,4 +33,9 @@ def make_policy(config: RoutingConfig) -> Policy:
         return ConsistentHashing()
     if config.policy == "manual":
         return Manual(config.sticky_idle_s, config.assignment_mode, time.monotonic)
+    if config.policy == "bucket":
+        overload = Overload(config.balance_abs_threshold, config.balance_rel_threshold)
+        return Bucket(config.bucket_interval_s, overload, time.monotonic)
+    if config.policy == "power_of_two" and config.load_metric == "expected_wait":
+        return ByLoad(config.policy, power_of_two(expected_wait))
     return ByLoad(config.policy, BY_LOAD[config.policy]())

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from tokenspeed.gateway.route.kv_index import WorkerBlocks
+
 
 class Loaded(Protocol):
     """What a policy knows of a worker."""
@@ -25,16 +27,26 @@ class Loaded(Protocol):
     def num_in_flight(self) -> int:
         """Requests of ours that the worker has not finished."""
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests of anybody that wait in the worker's engine, as it said last."""
+
+    @property
+    def blocks(self) -> WorkerBlocks:
+        """What the worker's cache holds, as far as its engine tells."""
+
 
 W = TypeVar("W", bound=Loaded)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a policy knows of a request: the ids of its (first) prompt, and its `x-smg-routing-key` ("": none)."""
+    """What a policy knows of a request: the ids of its (first) prompt, its `x-smg-routing-key` ("": none), and the
+    worker that it names itself (`x-smg-target-worker`: an id, a URL or a number; "": none)."""
 
     tokens: Sequence[int]
     routing_key: str
+    target: str = ""
 
 
 class Policy(Protocol):
@@ -94,15 +106,21 @@ def _round_robin() -> Callable[[Sequence[W]], W]:
     return lambda workers: workers[next(turns) % len(workers)]
 
 
-def _power_of_two(workers: Sequence[W]) -> W:
-    return workers[0] if len(workers) == 1 else least_loaded(random.sample(workers, 2))
+def expected_wait(worker: Loaded) -> tuple[int, int]:
+    """What a new request would wait for: those that wait in the engine already, then those in flight."""
+    return worker.num_waiting, worker.num_in_flight
+
+
+def power_of_two(load: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Any]:
+    """The less loaded of two workers drawn at random."""
+    return lambda workers: min(random.sample(workers, min(2, len(workers))), key=load)
 
 
 BY_LOAD: dict[str, Callable[[], Callable[[Sequence[Any]], Any]]] = {
     "random": lambda: random.choice,
     "round_robin": _round_robin,
     "passthrough": lambda: lambda workers: workers[0],
-    "power_of_two": lambda: _power_of_two,
+    "power_of_two": lambda: power_of_two(lambda worker: worker.num_in_flight),
     "least_load": lambda: least_loaded,
 }
 """Makers of what `ByLoad` picks with, by the name of `--policy`."""

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tokenspeed.config.gateway import POLICY_NAMES, parse_launch
+from tokenspeed.config.gateway import parse_launch
+from tokenspeed.config.gateway_routing import POLICY_NAMES
+from tokenspeed.gateway.route.bucket import Bucket
 from tokenspeed.gateway.route.cache_aware import CacheAware
 from tokenspeed.gateway.route.hashing import ConsistentHashing, PrefixHash
+from tokenspeed.gateway.route.kv_index import KvIndex, WorkerBlocks
 from tokenspeed.gateway.route.policies import make_policy
 from tokenspeed.gateway.route.policy import Asked, Overload, Policy
 from tokenspeed.gateway.route.sticky import Manual
@@ -25,6 +29,8 @@ class Load:
 
     url: str
     num_in_flight: int
+    num_waiting: int = 0
+    blocks: WorkerBlocks = field(default_factory=WorkerBlocks)
 
 
 WORKERS = [Load("a", 5), Load("b", 1), Load("c", 3)]
@@ -232,3 +238,94 @@ def test_min_group_gives_every_worker_as_many_keys_and_random_uses_all() -> None
     assert Counter(chosen(policy, WORKERS, Asked([], str(n)))[0] for n in range(30)) == {"a": 10, "b": 10, "c": 10}
     policy = Manual(60, "random", Clock())
     assert {chosen(policy, WORKERS, Asked([], str(n)))[0] for n in range(200)} == {"a", "b", "c"}
+
+
+# ---- bucket ----------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_go_by_length_to_workers_that_get_the_same_number_of_tokens() -> None:
+    clock = Clock()
+    policy = Bucket(5.0, OVERLOAD, clock)
+    assert chosen(policy, WORKERS, Asked([1] * 10, "")) == ("b", "unknown")
+    for _ in range(90):
+        policy.choose(IDLE, Asked([1] * 10, ""))
+    for _ in range(9):
+        policy.choose(IDLE, Asked([1] * 100, ""))
+    policy.choose(IDLE, Asked([1] * 900, ""))
+    clock.now_s += 5
+    assert chosen(policy, IDLE, Asked([1] * 9, "")) == ("a", "bucket")
+    assert chosen(policy, IDLE, Asked([1] * 100, "")) == ("b", "bucket")
+    assert chosen(policy, IDLE, Asked([1] * 5000, "")) == ("c", "bucket")
+    busy = [replace(IDLE[0], num_in_flight=40), *IDLE[1:]]
+    assert chosen(policy, busy, Asked([1] * 9, "")) == ("b", "spill")
+    assert chosen(policy, IDLE[:2], Asked([1] * 6000, "")) == ("b", "bucket")
+
+
+# ---- loads that engines tell, keys on any policy ---------------------------------------------------------------------
+
+
+def test_power_of_two_passes_the_worker_whose_engine_queues() -> None:
+    queueing = [Load("a", 0, num_waiting=5), Load("b", 3, num_waiting=0)]
+    assert chosen(named("power_of_two"), queueing, NOTHING)[0] == "b"
+    words = ["--worker-urls", "ipc:///a", "--policy", "power_of_two", "--power-of-two-load-metric", "requests"]
+    assert chosen(make_policy(parse_launch(words).routing), queueing, NOTHING)[0] == "a"
+
+
+def test_a_key_keeps_its_worker_on_any_policy_when_that_is_asked_for() -> None:
+    words = ["--worker-urls", "ipc:///a", "--policy", "round_robin", "--sticky-sessions"]
+    policy = make_policy(parse_launch(words).routing)
+    home = chosen(policy, IDLE, Asked([], "alice"))[0]
+    assert {chosen(policy, IDLE, Asked([], "alice"))[0] for _ in range(9)} == {home}
+    assert {chosen(policy, IDLE, NOTHING)[0] for _ in range(9)} == {"a", "b", "c"}
+
+
+# ---- KV events -------------------------------------------------------------------------------------------------------
+
+
+def blocks_of(*chain: Sequence[int]) -> WorkerBlocks:
+    """A worker that has told of these blocks, each the child of the one before."""
+    blocks = WorkerBlocks()
+    parent = None
+    for number, tokens in enumerate(chain, 1):
+        blocks.of_rank(0).store(number, parent, tokens, None)
+        parent = number
+    blocks.was_told()
+    return blocks
+
+
+def test_a_prompt_goes_to_the_worker_whose_engine_says_that_it_has_it_cached() -> None:
+    policy = CacheAware(0.5, OVERLOAD, 1000)
+    asked = Asked([1, 2, 3, 4, 5, 6], "")
+    assert chosen(policy, [Load("a", 0), Load("b", 1)], asked) == ("a", "miss")
+    holder = Load("b", 1, blocks=blocks_of([1, 2], [3, 4]))
+    assert chosen(policy, [Load("a", 0), holder], asked) == ("b", "event_hit")
+    assert chosen(policy, [Load("a", 0), replace(holder, num_in_flight=30)], asked) == ("a", "spill")
+
+
+def test_what_an_engine_has_not_told_yet_is_known_by_the_record() -> None:
+    policy = CacheAware(0.5, OVERLOAD, 1000)
+    told = [Load("a", 0, blocks=blocks_of([9, 9])), Load("b", 0, blocks=blocks_of([8, 8]))]
+    first, branch = chosen(policy, told, Asked([1, 2, 3, 4], ""))
+    assert branch == "miss"
+    assert chosen(policy, told, Asked([1, 2, 3, 4], "")) == (first, "hit")
+
+
+def test_the_index_follows_stores_removals_and_tiers() -> None:
+    index = KvIndex()
+    prompt = array("I", [1, 2, 3, 4, 5])
+    assert index.match(prompt) == 0
+    index.store(10, None, [1, 2], None)
+    index.store(11, 10, [3, 4], None)
+    index.store(11, 10, [3, 4], "CPU_TIER1")
+    index.store(99, 77, [1, 2], None)  # of a parent that was never told
+    assert (index.match(prompt), index.num_blocks, index.num_tokens) == (4, 3, 6)
+    index.remove(11, None)
+    assert index.match(prompt) == 4
+    index.remove(11, "CPU_TIER1")
+    index.remove(12, None)
+    assert index.match(prompt) == 2
+    index.store(20, None, [1, 2], None)  # the same tokens under another identity
+    index.remove(10, None)
+    assert index.match(prompt) == 2
+    index.clear()
+    assert (index.match(prompt), index.num_blocks) == (0, 0)

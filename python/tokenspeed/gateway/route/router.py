@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Collection, Sequence
 
-from tokenspeed.gateway.http.errors import no_available_workers
+from tokenspeed.gateway.http.errors import invalid, no_available_workers
 from tokenspeed.gateway.route.breaker import BreakerState
 from tokenspeed.gateway.route.policy import Asked, Policy
 from tokenspeed.gateway.route.worker import Watcher, Worker, WorkerOptions, WorkerState
@@ -31,6 +31,7 @@ class Router:
         self.policy = policy
         self._watcher = watcher
         self._options = options
+        self._follows_kv = policy.name == "cache_aware"
         self.workers = [Worker(url, options, self) for url in urls]
 
     def open(self) -> None:
@@ -41,6 +42,7 @@ class Router:
     def close(self) -> None:
         """Close every lane; requests in flight fail."""
         for worker in self.workers:
+            worker.leave_kv()
             worker.lane.close()
 
     def add(self, url: str) -> Worker:
@@ -63,6 +65,7 @@ class Router:
         deadline = time.monotonic() + grace_s
         while worker.num_in_flight and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
+        worker.leave_kv()
         worker.lane.close()
         self.workers.remove(worker)
         self.policy.forget(worker.url)
@@ -77,6 +80,13 @@ class Router:
         """Requests that some worker has not finished."""
         return sum(worker.num_in_flight for worker in self.workers)
 
+    def find(self, name: str) -> Worker | None:
+        """The worker with this id, URL or place in the list of workers."""
+        for number, worker in enumerate(self.workers):
+            if name in (worker.id, worker.url, str(number)):
+                return worker
+        return None
+
     def ready(self) -> list[Worker]:
         """Workers that take requests; those that make progress, or if there is none, those that seem stuck."""
         states = [(worker, worker.state()) for worker in self.workers]
@@ -84,13 +94,30 @@ class Router:
         return moving or [worker for worker, state in states if state is WorkerState.STALLED]
 
     def pick(self, asked: Asked, tried: Collection[str]) -> tuple[Worker, str]:
-        """The worker for a request, and the policy's reason. Workers whose URL is in `tried` have failed the request
-        and are asked again only if there is no other; so are those whose breaker is open. Raises `ApiError` 503 when
-        there is none."""
-        ready = self._some_ready()
-        sound = [worker for worker in ready if worker.breaker.allows] or ready
-        fresh = [worker for worker in sound if worker.url not in tried]
-        return self.policy.choose(fresh or sound, asked)
+        """The worker for a request, and the policy's reason. Workers that have failed the request (`tried`), whose
+        breaker is open, that are silent or overloaded are asked only if there is no other; of the rest, those of the
+        highest priority. Raises `ApiError` 503 when there is none, and 400 for a target that is not there."""
+        if asked.target:
+            return self._targeted(asked.target), "target"
+        left = self._some_ready()
+        left = [worker for worker in left if worker.breaker.allows] or left
+        left = [worker for worker in left if worker.url not in tried] or left
+        left = [worker for worker in left if not worker.is_silent] or left
+        calm = [worker for worker in left if not worker.is_overloaded]
+        if not calm and self._options.sheds:
+            raise no_available_workers("every worker is overloaded")
+        left = calm or left
+        first = max(worker.priority for worker in left)
+        return self.policy.choose([worker for worker in left if worker.priority == first], asked)
+
+    def _targeted(self, name: str) -> Worker:
+        worker = self.find(name)
+        if worker is None:
+            header = "x-smg-target-worker"
+            raise invalid(header, "worker_not_found", f"{header}: there is no worker {name!r}")
+        if worker not in self.ready():
+            raise no_available_workers(f"worker {worker.url}, which was asked for, is not ready ({worker.reason})")
+        return worker
 
     def facts(self) -> ReadyResponse:
         """What a ready engine said about itself. Raises `ApiError` 503 when there is none."""
@@ -98,7 +125,10 @@ class Router:
 
     def health(self, worker: Worker) -> None:
         """A worker became ready or was lost."""
+        if worker.state() is WorkerState.READY and self._follows_kv:
+            worker.follow_kv()
         if worker.state() is WorkerState.ABSENT:
+            worker.leave_kv()
             # What its engine had cached went with it.
             self.policy.forget(worker.url)
         self._watcher.health(worker)

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tokenspeed.gateway.route.policy import Asked, W, least_loaded
+from tokenspeed.gateway.route.policy import Asked, Policy, W, least_loaded
 
 _HOMES = 2
 _MAX_KEYS = 1_000_000
@@ -83,3 +83,29 @@ class Manual:
                 return
             self._entries.popitem(last=False)
             self._num_keys.subtract(entry.homes)
+
+
+class StickyKeys:
+    """Requests with a routing key stay with their worker; those without one go by another policy."""
+
+    def __init__(self, policy: Policy, keys: Manual) -> None:
+        self._policy, self._keys = policy, keys
+
+    @property
+    def name(self) -> str:
+        """That of the policy beneath."""
+        return self._policy.name
+
+    @property
+    def num_remembered(self) -> int:
+        """What the policy beneath keeps."""
+        return self._policy.num_remembered
+
+    def choose(self, workers: Sequence[W], asked: Asked) -> tuple[W, str]:
+        """Branches: those of `Manual` for a key, else the policy's."""
+        return (self._keys if asked.routing_key else self._policy).choose(workers, asked)
+
+    def forget(self, url: str) -> None:
+        """Told to both."""
+        self._policy.forget(url)
+        self._keys.forget(url)

@@ -13,11 +13,18 @@ import asyncio
 import enum
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import zmq
+
+from tokenspeed.config.gateway_routing import OverloadConfig
 from tokenspeed.gateway.route.breaker import Breaker, BreakerOptions, BreakerState
+from tokenspeed.gateway.route.kv_feed import KvFeed
+from tokenspeed.gateway.route.kv_index import KvIndex, WorkerBlocks
+from tokenspeed.rpc.lane.address import split_tcp
 from tokenspeed.rpc.lane.gateway_end import GatewayLane, LaneOptions, LaneState, RequestSink
 from tokenspeed.rpc.lane.rank import Rank
 from tokenspeed.rpc.lane.wire import (
@@ -28,6 +35,8 @@ from tokenspeed.rpc.lane.wire import (
 )
 
 logger = logging.getLogger(__name__)
+
+_LOAD_IS_OLD_S = 5.0
 
 
 class WorkerState(enum.Enum):
@@ -46,8 +55,17 @@ class WorkerOptions:
     lane: LaneOptions
     stall_s: float
     breaker: BreakerOptions
+    silent_s: float = 2.0
+    """After this long without a sign of life while it has work, a worker is avoided; `stall_s` is when it is stuck."""
+    overload: OverloadConfig | None = None
+    """None: what engines say of their load is not looked at."""
     private: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Where this gateway is one of several: worker URL to the (URL, handshake address) of its own lane for it."""
+
+    @property
+    def sheds(self) -> bool:
+        """Whether requests are turned away where all workers are overloaded."""
+        return self.overload is not None and self.overload.sheds
 
     def lane_of(self, url: str) -> tuple[str, LaneOptions]:
         """The lane to bind for a worker: its URL and options."""
@@ -84,12 +102,18 @@ class Lane(Protocol):
     def control(self, method: str, args: list[object]) -> asyncio.Future[list[ControlReplySlim]]: ...
 
 
+class EventLane(Lane, Protocol):
+    """A lane that brings KV events itself."""
+
+    def follow_kv(self, of_rank: Callable[[int], KvIndex], told: Callable[[], None]) -> None: ...
+
+
 def connection_mode(url: str) -> str:
     """How the worker of a URL is reached: grpc or zmq."""
     return "grpc" if url.startswith("grpc://") else "zmq"
 
 
-def _make_lane(url: str, options: LaneOptions, on_state: Callable[[LaneState, str], None]) -> Lane:
+def _make_lane(url: str, options: LaneOptions, on_state: Callable[[LaneState, str], None]) -> GatewayLane | EventLane:
     if connection_mode(url) == "zmq":
         return GatewayLane(url, options, on_state)
     # Loaded when needed: most gateways never speak gRPC.
@@ -107,6 +131,14 @@ class Worker:
         """Why the worker is in its state, in words."""
         self.draining = False
         """It is being removed: it finishes what it has."""
+        self.priority = 0
+        """Workers of a higher one are asked first."""
+        self.id = str(uuid.uuid5(uuid.NAMESPACE_URL, url))
+        """The same for a URL on every gateway, and after a restart."""
+        self.blocks = WorkerBlocks()
+        self.feed: KvFeed | None = None
+        """Subscribes to KV events over ZMQ."""
+        self._options = options
         self._stall_s = options.stall_s
         self._watcher = watcher
         self.lane = _make_lane(*options.lane_of(url), self._lane_changed)
@@ -121,6 +153,54 @@ class Worker:
     def num_in_flight(self) -> int:
         """Requests that the worker has not finished."""
         return self.lane.num_in_flight
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait in the engine, by its last word."""
+        return sum(rank.num_waiting for rank in self.lane.ranks.values())
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the worker has work and has said nothing for so long that others are asked before it."""
+        return self.silence_s() > self._options.silent_s
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether each of its ranks says that it has more than it should. What was said long ago counts no more: an
+        engine without work says nothing."""
+        limits = self._options.overload
+        since_s = time.monotonic() - _LOAD_IS_OLD_S
+        return limits is not None and all(
+            rank.load_s >= since_s
+            and (
+                rank.num_waiting >= limits.waiting_requests
+                or rank.active_blocks >= limits.token_usage * max(1, rank.total_blocks)
+            )
+            for rank in self.lane.ranks.values()
+        )
+
+    def follow_kv(self) -> None:
+        """Learn what the engine caches, if it publishes that; the lane is ready."""
+        self.leave_kv()
+        if isinstance(self.lane, GatewayLane):
+            declared = self.lane.ready_response.kv_events_config
+            if declared is None or not KvFeed.wanted(declared):
+                return
+            host = "127.0.0.1" if self.lane.url.startswith("ipc://") else split_tcp(self.url)[0]
+            ranks = [rank.index for rank in self.lane.ranks.values()]
+            try:
+                self.feed = KvFeed(host, declared, ranks, self.blocks)
+            except (ValueError, zmq.ZMQError) as error:
+                logger.warning("worker %s: its KV events cannot be followed: %s", self.url, error)
+        else:
+            self.lane.follow_kv(self.blocks.of_rank, self.blocks.was_told)
+
+    def leave_kv(self) -> None:
+        """What is known of the cache is known no more."""
+        if self.feed is not None:
+            self.feed.close()
+            self.feed = None
+        self.blocks.forget()
 
     @property
     def model(self) -> str | None:

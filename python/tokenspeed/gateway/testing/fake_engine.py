@@ -75,6 +75,8 @@ class FakeEngine:
         self.paused = threading.Event()
         self.control_answer = (True, "ok")
         """(success, message) of every answer to a control call."""
+        self.num_waiting = 0
+        """Requests that it says to queue."""
         self._script = script
         self._ready = wire.ReadyResponse(
             max_model_len=max_model_len,
@@ -157,10 +159,10 @@ class FakeEngine:
             rows.append((active, step))
             if step.finish:
                 del self._active[rid]
-        return _batch(rows, len(self._active))
+        return _batch(rows, len(self._active), self.num_waiting)
 
 
-def _batch(rows: Sequence[tuple[_Active, Step]], num_running: int) -> BatchTokenIDOutSlim:
+def _batch(rows: Sequence[tuple[_Active, Step]], num_running: int, num_waiting: int) -> BatchTokenIDOutSlim:
     def tops(active: _Active, step: Step) -> list[list[int]]:
         width = active.request.top_logprobs_num
         return [[token + i for i in range(width)] for token in step.tokens]
@@ -178,6 +180,7 @@ def _batch(rows: Sequence[tuple[_Active, Step]], num_running: int) -> BatchToken
         output_token_logprobs_val=[[-0.5] * len(step.tokens) if wants(active) else [] for active, step in rows],
         output_token_logprobs_idx=[list(step.tokens) if wants(active) else [] for active, step in rows],
         num_running=num_running,
+        num_waiting=num_waiting,
         kv_active_pages=num_running,
         kv_total_pages=1024,
         finished_status_codes=[step.status for _, step in rows],

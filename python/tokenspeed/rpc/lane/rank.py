@@ -21,6 +21,8 @@ class Rank:
         self.num_waiting = 0
         self.active_blocks = 0
         self.total_blocks = 0
+        self.load_s = 0.0
+        """When the engine last told its load."""
 
     @staticmethod
     def index_of(identity: bytes) -> int:
@@ -47,7 +49,7 @@ class Rank:
 
     def on_batch(self, batch: wire.BatchTokenIDOutSlim, now_s: float) -> None:
         """Take the load numbers of a result frame."""
-        self.last_output_s = now_s
+        self.last_output_s = self.load_s = now_s
         self.num_running = batch.num_running
         self.num_waiting = batch.num_waiting
         self.active_blocks = batch.kv_active_pages

@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 
 from tokenspeed.rpc.grpc.call.convert import to_batch, to_ready, to_refusal, to_request
+from tokenspeed.rpc.grpc.call.kv_events import Blocks, follow
 from tokenspeed.rpc.grpc.limits import max_message_bytes, message_options
 from tokenspeed.rpc.lane import wire
 from tokenspeed.rpc.lane.address import AddressError
@@ -69,6 +70,7 @@ class GrpcLane:
         self._channel: grpc.aio.Channel | None = None
         self._stub: TokenSpeedSchedulerStub
         self._life: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
 
     # ---- life ------------------------------------------------------------------------------------------------
 
@@ -193,6 +195,10 @@ class GrpcLane:
             call.rank.end()
         return call
 
+    def follow_kv(self, of_rank: Callable[[int], Blocks], told: Callable[[], None]) -> None:
+        """Keep the caller's index of what the engine caches, until the engine is lost."""
+        self._following = self._spawn(follow(self._stub, of_rank, told))
+
     # ---- the engine ------------------------------------------------------------------------------------------
 
     async def _live(self, channel: grpc.aio.Channel) -> None:
@@ -245,6 +251,7 @@ class GrpcLane:
         for load in loads.loads:
             rank = self.ranks.get(wire.identity_of(load.dp_rank))
             if rank is not None:
+                rank.load_s = time.monotonic()
                 rank.num_running, rank.num_waiting = load.num_running_reqs, load.num_waiting_reqs
                 rank.active_blocks = round(load.token_usage * rank.total_blocks)
 
@@ -262,6 +269,9 @@ class GrpcLane:
     def _lose(self, reason: str) -> None:
         calls, self._calls = self._calls, {}
         self.ranks.clear()
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
         for call in calls.values():
             call.task.cancel()
             call.sink.fail(f"worker {self.url}: {reason}")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -41,6 +42,42 @@ class Sink:
 
     def fail(self, reason: str) -> None:
         self.finish.set_exception(ConnectionError(reason))
+
+
+class Blocks:
+    """Collects the blocks of one rank."""
+
+    def __init__(self) -> None:
+        self.tokens: set[tuple[int, ...]] = set()
+
+    def store(self, block_hash: int, parent: int | None, tokens: Sequence[int], medium: str | None) -> None:
+        if parent is None:
+            self.tokens.add(tuple(tokens))
+
+    def remove(self, block_hash: int, medium: str | None) -> None: ...
+    def clear(self) -> None: ...
+
+
+def test_what_the_engine_caches_is_told_to_a_gateway(served: Served) -> None:
+    prompt = [*range(900, 920)]
+    served.engine.generate(prompt, {"temperature": 0.0, "max_new_tokens": 2})
+
+    async def drive() -> bool:
+        blocks, seen = Blocks(), asyncio.Event()
+        ready = asyncio.Event()
+        lane = GrpcLane(
+            f"grpc://127.0.0.1:{served.server.port}",
+            LaneOptions(None, None, 10.0),
+            lambda state, reason: ready.set() if state is LaneState.READY else None,
+        )
+        lane.open()
+        await asyncio.wait_for(ready.wait(), 30)
+        lane.follow_kv(lambda rank: blocks, lambda: seen.set() if tuple(prompt[:16]) in blocks.tokens else None)
+        await asyncio.wait_for(seen.wait(), 30)
+        lane.close()
+        return True
+
+    assert asyncio.run(drive())
 
 
 @pytest.mark.parametrize("stream", [False, True])
