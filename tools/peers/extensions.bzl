@@ -18,7 +18,7 @@ def _peers_impl(rctx):
         "--require-hashes",
         "--no-warn-script-location",
         "--target",
-        "site",
+        "site-packages",
         "-r",
         rctx.path(Label("//tools/locks:peers.txt")),
     ], timeout = 3600)
@@ -27,7 +27,7 @@ def _peers_impl(rctx):
     rctx.file("BUILD.bazel", """
 filegroup(
     name = "site",
-    srcs = ["site"],
+    srcs = ["site-packages"],
     visibility = ["//visibility:public"],
 )
 """)
