@@ -77,23 +77,23 @@ class OtlpTracer:
     def __init__(self, service: str, endpoint: str) -> None:
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-            from opentelemetry.propagate import extract, inject
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.trace import SpanKind, Status, StatusCode
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             raise TracesUnavailable(f"traces need opentelemetry-sdk and its OTLP exporter: {error}") from None
         self._provider = TracerProvider(resource=Resource.create({"service.name": service}))
         exporter = OTLPSpanExporter(endpoint=endpoint, insecure=True)
         self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=1000))
         self._tracer = self._provider.get_tracer("tokenspeed")
-        self._extract, self._inject = extract, inject
+        self._context = TraceContextTextMapPropagator()
         self._kind = SpanKind.SERVER
         self._failed = lambda text: Status(StatusCode.ERROR, text)
 
     def begin(self, name: str, traceparent: str | None) -> Span:
-        return _OtlpSpan(self._start(name, traceparent, None), self._inject, self._failed)
+        return _OtlpSpan(self._start(name, traceparent, None), self._context.inject, self._failed)
 
     def record(self, name: str, traceparent: str | None, times_ts: tuple[float, float], attributes: Attributes) -> None:
         begin_ns, end_ns = (int(ts * 1e9) for ts in times_ts)
@@ -106,7 +106,7 @@ class OtlpTracer:
 
     def _start(self, name: str, traceparent: str | None, begin_ns: int | None) -> Any:
         parent = valid_traceparent(traceparent)
-        context = None if parent is None else self._extract({"traceparent": parent})
+        context = None if parent is None else self._context.extract({"traceparent": parent})
         return self._tracer.start_span(name, context, self._kind, start_time=begin_ns)
 
 

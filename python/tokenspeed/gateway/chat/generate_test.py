@@ -110,3 +110,8 @@ def test_preferred_parameters_are_for_requests_that_do_not_say_them() -> None:
                 assert running.post(path, {**body, **more})[0] == 200
                 sent = running.engines[0].seen.requests[-1].sampling_params
                 assert (sent.temperature, sent.top_k, sent.presence_penalty) == want
+    status, answer = gateway.post("/parse/reasoning", {"text": "x" * 1_048_577})
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "text", "string_above_max_length")
+    long = "word <tool_call> " * 5000
+    asked = {"text": long, "reasoning_parser": "qwen3"}
+    assert gateway.post("/parse/reasoning", asked) == (200, {"text": long, "reasoning_text": ""})

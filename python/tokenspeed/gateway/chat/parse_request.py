@@ -15,6 +15,10 @@ from tokenspeed.gateway.text.parse.events import Parsed
 from tokenspeed.gateway.text.parse.names import Parsers, UnknownParser, parsers_named
 from tokenspeed.gateway.text.parse.tools import Tools
 
+_MAX_CHARACTERS = 1_048_576
+_PIECE = 4096
+"""Characters at once: machines cut what is done off their buffers."""
+
 
 class ParseCalls(msgspec.Struct, frozen=True, kw_only=True):
     """The text, the tools that may be called in it, and the parser's name."""
@@ -59,7 +63,13 @@ def _named(reasoning: str | None, tools: str | None, field: str) -> Parsers | No
 
 
 def _parse(text: str, parsers: Parsers, tools: Tools | None) -> Parsed:
+    if len(text) > _MAX_CHARACTERS:
+        message = f"text has {len(text)} characters, at most {_MAX_CHARACTERS}"
+        raise invalid("text", "string_above_max_length", message)
     machine = parsers.machine(tools, True, "", None)
     if machine is None:
         return Parsed(text=text)
-    return Parsed().add(machine.feed(text)).add(machine.close())
+    parsed = Parsed()
+    for start in range(0, len(text), _PIECE):
+        parsed = parsed.add(machine.feed(text[start : start + _PIECE]))
+    return parsed.add(machine.close())

@@ -135,6 +135,14 @@ def test_a_call_of_an_unknown_tool_is_shown_as_text(name: str) -> None:
     assert parsed.text.startswith("Let me see.")
 
 
+@pytest.mark.parametrize("name", TOOL_NAMES)
+def test_a_model_that_writes_white_space_for_ever_inside_a_call_costs_no_more_than_its_length(name: str) -> None:
+    # With the square of it, this test would run for minutes.
+    for start in ("<tool_call>", "<tool_call>\n<function=get_weather>", "[", "<tool_call>get_weather\n"):
+        spaces = " " * 60_000
+        assert feed(by(name), [start, spaces, "<"]) == feed(by(name), [start + spaces + "<"])
+
+
 @pytest.mark.parametrize("name", sorted(set(TWO_CALLS) - {"gpt_oss"}))
 def test_text_without_calls_passes_untouched(name: str) -> None:
     text = "Use a < b, f([1, 2]) and \n\n  {braces}. <tool_cal [TOOL <｜tool 5 > 3 \n"

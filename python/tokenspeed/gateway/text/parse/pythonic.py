@@ -17,8 +17,8 @@ from tokenspeed.gateway.text.parse.machine import Machine
 from tokenspeed.gateway.text.parse.tools import Tools
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
-_CALL_START = re.compile(r"\s*,?\s*([A-Za-z_][\w.]*)\(")
-_CALL_PREFIX = re.compile(r"\s*,?\s*([A-Za-z_][\w.]*)?\Z")
+_CALL_START = re.compile(r"\s*(?:,\s*)?([A-Za-z_][\w.]*)\(")
+_CALL_PREFIX = re.compile(r"\s*(?:,\s*)?([A-Za-z_][\w.]*)?\Z")
 
 
 class PythonicCalls(Machine):

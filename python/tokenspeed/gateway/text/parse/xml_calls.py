@@ -115,7 +115,7 @@ class XmlCalls(Machine):
         if self._closes(self._form.section_end):
             self._state = self._content
             return True
-        found = self._form.call.match(self._buffer)
+        found = self._opening(self._form.call)
         if found is None:
             return False if self._may_be_opening() and not self._final else self._refuse()
         name = found.group("name").strip()
@@ -127,6 +127,12 @@ class XmlCalls(Machine):
         self._out.append(CallStart(self._num_calls, name, None))
         self._state = self._parameter_or_end
         return True
+
+    def _opening(self, tag: re.Pattern[str]) -> re.Match[str] | None:
+        """`tag` at the buffer's start behind white space. Only as far as a tag may reach: patterns with white space of
+        their own would take the square of what a model writes that has lost its way."""
+        lead = len(self._buffer) - len(self._buffer.lstrip())
+        return tag.match(self._buffer, lead, lead + _LONGEST_TAG + 1)
 
     def _may_be_opening(self) -> bool:
         """Could more text make the buffer a call's opening, or the section's end?"""
@@ -157,7 +163,7 @@ class XmlCalls(Machine):
             self._end_call()
             self._state = self._content if self._form.call_end == self._form.section_end else self._call_or_end
             return True
-        found = self._form.parameter.match(self._buffer)
+        found = self._opening(self._form.parameter)
         if found is not None:
             self._begin_value(found)
             return True
