@@ -110,6 +110,9 @@ def test_preferred_parameters_are_for_requests_that_do_not_say_them() -> None:
                 assert running.post(path, {**body, **more})[0] == 200
                 sent = running.engines[0].seen.requests[-1].sampling_params
                 assert (sent.temperature, sent.top_k, sent.presence_penalty) == want
+
+
+def test_long_texts_are_parsed_in_pieces_and_longer_ones_are_refused(gateway: RunningGateway) -> None:
     status, answer = gateway.post("/parse/reasoning", {"text": "x" * 1_048_577})
     assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "text", "string_above_max_length")
     long = "word <tool_call> " * 5000
