@@ -67,7 +67,10 @@ class TokenSpeed:
         self.vocab_size = self.engine.model_config.vocab_size
 
     def generate(self, batch: Batch) -> list[list[int]]:
-        params = [{"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True} for count in batch.new_tokens]
+        by_count = {
+            count: {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True} for count in set(batch.new_tokens)
+        }
+        params = [by_count[count] for count in batch.new_tokens]
         return [output.token_ids for output in self.engine.generate(batch.prompts, params)]
 
     def counters(self) -> dict[str, float]:

@@ -64,6 +64,8 @@ class Admission:
         self._compiling: dict[int, RequestRecord] = {}
         self._seed = secrets.randbits(63) if config.seed is None else config.seed
         self._num_drawn = 0
+        self._checked: SamplingParams | None = None
+        """Of the last request whose parameters were right."""
 
     @property
     def num_compiling(self) -> int:
@@ -96,8 +98,12 @@ class Admission:
     def _admit(self, request: Add) -> None:
         if request.rid in self._requests:
             raise RequestError("rid", "duplicate_request_id", f"request id {request.rid!r} is in use")
-        room = check_request(request.token_ids, request.params, self._config)
-        check_processor(request.params, self._config)
+        # A batch's requests often share one object of parameters.
+        if request.params is not self._checked:
+            check_params(request.params, self._config)
+            check_processor(request.params, self._config)
+            self._checked = request.params
+        room = check_room(request.token_ids, request.params, self._config)
         record = self._requests.new_record(request.rid, self._settled(request.params), request.token_ids)
         record.room, record.priority, record.cache_salt = room, request.priority, request.cache_salt
         record.traceparent = request.traceparent
@@ -151,11 +157,13 @@ class Admission:
         """With a seed, whoever chose it, and the engine's stream interval where the request is content with less."""
         if self._config.always_greedy:
             params = replace(params, temperature=0.0)
-        seed = params.seed
+        seed, interval = params.seed, max(params.stream_interval, self._config.stream_interval)
         if seed is None:
             self._num_drawn += 1
+            if params.greedy and interval == params.stream_interval:
+                return params  # which draws nothing
             seed = derive_seed(self._seed, self._num_drawn) & SEED_MAX
-        return replace(params, seed=seed, stream_interval=max(params.stream_interval, self._config.stream_interval))
+        return replace(params, seed=seed, stream_interval=interval)
 
 
 def _outcome(done: Compiled) -> Outcome:
@@ -165,12 +173,22 @@ def _outcome(done: Compiled) -> Outcome:
 
 def check_request(token_ids: NDArray[np.int32], params: SamplingParams, config: AdmissionConfig) -> int:
     """The room for output, or `RequestError`. Also called by frontends, in their callers' threads."""
+    check_params(params, config)
+    return check_room(token_ids, params, config)
+
+
+def check_params(params: SamplingParams, config: AdmissionConfig) -> None:
+    """What of `check_request` does not depend on the prompt. Raises `RequestError`."""
     if params.n != 1 or params.num_generated != 1:
         raise RequestError("n", "invalid_value", f"n is {params.n}; whoever fans choices out sends one request each")
     params.validate(config.vocab_size, config.max_model_len)
     if params.constraint is not None and config.grammar_backend == "none":
         kind = params.constraint.kind
         raise RequestError(kind, "unsupported", f"{kind}: this engine runs with --grammar-backend none")
+
+
+def check_room(token_ids: NDArray[np.int32], params: SamplingParams, config: AdmissionConfig) -> int:
+    """The room for output of a prompt whose parameters are checked. Raises `RequestError`."""
     check_token_ids(token_ids, config.vocab_size)
     return room_for_output(len(token_ids), params.max_new_tokens, config.max_model_len)
 

@@ -54,9 +54,7 @@ class LocalFrontend:
                 raise self._dead
             for request in requests:
                 if request.rid in self._mailboxes:
-                    raise RequestError(
-                        "rid", "duplicate_request_id", f"request id {request.rid!r} is in use"
-                    )
+                    raise RequestError("rid", "duplicate_request_id", f"request id {request.rid!r} is in use")
             for request in requests:
                 self._mailboxes[request.rid] = mailbox
         self._commands.put(list(requests))

@@ -223,7 +223,7 @@ def test_a_row_without_a_token_ends_its_own_request_once_with_the_reason(depth: 
     (rejection,) = [entry for output in bench.desk.published for entry in output.rejections]
     assert (rejection.rid, rejection.status, rejection.code) == ("a", 500, "numerical_error")
     assert bench.desk.ends("b") == ["length"] and bench.loop.load().active_blocks == 0
-    assert b"num_nan_aborted_requests_total{app_key=\"\",model_name=\"m\"} 1.0" in bench.metrics.metrics.render()
+    assert b'num_nan_aborted_requests_total{app_key="",model_name="m"} 1.0' in bench.metrics.metrics.render()
     bench.scheduler.check()
 
 

@@ -29,7 +29,7 @@ from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_source import resolve_model
 from tokenspeed.config.resolve import resolve
 from tokenspeed.config.sampling import RequestError, SamplingParams, derive_seed
-from tokenspeed.engine.admission import check_processor, check_request, check_token_ids
+from tokenspeed.engine.admission import check_params, check_processor, check_room, check_token_ids
 from tokenspeed.engine.choice import Choice, ChoiceBuilder, TokenLogprob
 from tokenspeed.engine.core import EngineCore, LoopThread, release_memory, set_frontend, start
 from tokenspeed.engine.errors import EngineDeadError
@@ -176,7 +176,10 @@ class Engine:
         Raises RequestError naming the field, before anything runs; EngineDeadError.
         """
         listed = as_prompts(prompts)
-        jobs = [self.job(prompt, params) for prompt, params in zip(listed, _spread(sampling_params, len(listed)))]
+        asked = _spread(sampling_params, len(listed))
+        # Many prompts mostly share one object of parameters: each is looked at once.
+        settled = {id(params): self._settled(params) for params in {id(params): params for params in asked}.values()}
+        jobs = [self._job(prompt, settled[id(params)]) for prompt, params in zip(listed, asked)]
         mailbox: queue.SimpleQueue[list[Delta] | EngineDeadError] = queue.SimpleQueue()
         self._frontend.submit([request for job in jobs for request in job.requests], mailbox.put)
         try:
@@ -188,6 +191,10 @@ class Engine:
 
     def job(self, prompt: Prompt, params: SamplingParams | Mapping[str, Any] | None) -> Job:
         """Check a prompt and make the requests of its choices. Raises RequestError. Sends nothing."""
+        return self._job(prompt, self._settled(params))
+
+    def _settled(self, params: SamplingParams | Mapping[str, Any] | None) -> tuple[SamplingParams, SamplingParams]:
+        """Parameters as asked, and those of one choice; both are checked. Raises RequestError."""
         settled = (
             params
             if isinstance(params, SamplingParams)
@@ -197,22 +204,30 @@ class Engine:
             raise RequestError(
                 "stop", "unsupported", "stop: without a tokenizer (skip_tokenizer_init) there is no text"
             )
-        token_ids = self.encode(prompt)
         settled.validate(self.config.admission.vocab_size, self.config.admission.max_model_len)
         if settled.bad_words:
             settled = self._without_words(settled)
-        single = replace(settled, n=1, best_of=None)
-        check_request(token_ids, single, self.config.admission)
+        single = settled if settled.n == 1 and settled.best_of is None else replace(settled, n=1, best_of=None)
+        check_params(single, self.config.admission)
         check_processor(single, self.config.admission)
+        if settled.num_generated > settled.n and single.logprobs is None:
+            single = replace(single, logprobs=0)  # what the candidates are compared by
+        return settled, single
+
+    def _job(self, prompt: Prompt, checked: tuple[SamplingParams, SamplingParams]) -> Job:
+        """checked: as `_settled` gives them. Raises RequestError."""
+        settled, single = checked
+        token_ids = self.encode(prompt)
+        check_room(token_ids, single, self.config.admission)
         number, count = next(self._numbers), settled.num_generated
         base = secrets.randbits(63) if settled.seed is None and count > 1 else settled.seed
-        if count > settled.n and single.logprobs is None:
-            single = replace(single, logprobs=0)  # what the candidates are compared by
         requests, builders = [], []
         for index in range(count):
             seed = base if base is None else derive_seed(base, index)
-            # The prompt is the same for all choices: one scores it.
-            choice = replace(single, seed=seed, prompt_logprobs=None if index else single.prompt_logprobs)
+            choice = single
+            if seed != single.seed or index:
+                # The prompt is the same for all choices: one scores it.
+                choice = replace(single, seed=seed, prompt_logprobs=None if index else single.prompt_logprobs)
             requests.append(Add(f"{number}-{index}", token_ids, choice, priority=0, cache_salt=0))
             builders.append(ChoiceBuilder(index, choice, self.tokenizer))
         return Job(token_ids.tolist(), requests, builders, settled)

@@ -352,6 +352,19 @@ def test_sampling_params_may_differ_by_prompt_but_must_be_as_many(start_engine: 
         engine.generate(PROMPTS[:2], [short])
 
 
+def test_a_shared_object_of_parameters_is_read_again_at_every_call(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    shared: dict[str, Any] = {"max_new_tokens": 2, "ignore_eos": True}
+    other = {"max_new_tokens": 3, "ignore_eos": True}
+    outputs = engine.generate(PROMPTS[:3], [shared, other, shared])
+    assert [len(output.token_ids) for output in outputs] == [2, 3, 2]
+    shared["max_new_tokens"] = 4
+    assert [len(output.token_ids) for output in engine.generate(PROMPTS[:2], shared)] == [4, 4]
+    shared["top_p"] = 2.0
+    with pytest.raises(RequestError, match="top_p"):
+        engine.generate(PROMPTS[:2], [other, shared])
+
+
 def test_logprobs_of_a_prompt_do_not_depend_on_chunks_or_the_cache(start_engine: StartEngine) -> None:
     prompt = [number * 13 % 300 for number in range(45)]
     params = {"temperature": 0, "max_new_tokens": 3, "prompt_logprobs": 2, "logprobs": 2}

@@ -112,6 +112,7 @@ class StepWork:
 Scores = tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]
 """(request id, values float32 [n], top values float32 [n, top_n], top ids int32 [n, top_n]) on the device."""
 
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """A step's result while it is still on the device. `output` is None when no row sampled."""
