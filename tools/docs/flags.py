@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
 
 from tokenspeed.config.flags import Flag  # noqa: E402 - after the path is set
-from tokenspeed.config.flags_table import ENGINE_FLAGS, SUPERVISOR_FLAGS  # noqa: E402
+from tokenspeed.config.flags_table import ENGINE_FLAGS, SERVER_FLAGS, SUPERVISOR_FLAGS  # noqa: E402
 from tokenspeed.config.gateway import TABLE as GATEWAY_FLAGS  # noqa: E402
 
 PAGE = Path("docs/flags.md")
@@ -32,12 +32,13 @@ HEAD = """\
 Every flag is honoured or refused: a refused or unknown flag ends the command with status 2 and one line that names it,
 before anything starts. A refused flag passes with a value that asks for nothing beyond what happens anyway.
 
-`ts serve` takes the flags of all three tables and hands each to the process that owns it; `smg launch` takes the
+`ts serve` takes the flags of engine, supervisor and gateway and hands each to the process that owns it; `smg launch` takes the
 gateway's. The keywords of `Engine(...)` are the engine's flags with underscores.
 """
 
 SECTIONS: tuple[tuple[str, str, tuple[Flag, ...]], ...] = (
     ("Engine", "`ts serve [MODEL]`, `ts serve --headless`, `Engine(...)`", ENGINE_FLAGS),
+    ("gRPC server", "`python3 -m tokenspeed.rpc.grpc [MODEL]`, beside the engine's", SERVER_FLAGS),
     ("Supervisor", "`ts serve`", SUPERVISOR_FLAGS),
     ("Gateway", "`smg launch`, `ts serve`", GATEWAY_FLAGS),
 )

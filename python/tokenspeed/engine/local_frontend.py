@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -42,6 +43,8 @@ class LocalFrontend:
         self._commands: queue.SimpleQueue[Sequence[Command]] = queue.SimpleQueue()
         self._mailboxes: dict[str, Mailbox] = {}
         self._dead: EngineDeadError | None = None
+        self.last_publish_s = time.monotonic()
+        """When the loop last told of a step; it does so now and then also where no request has anything to say."""
         self._lock = threading.Lock()
 
     def submit(self, requests: Sequence[Add], mailbox: Mailbox) -> None:
@@ -99,6 +102,7 @@ class LocalFrontend:
             return commands
 
     def publish(self, output: StepOutput) -> None:
+        self.last_publish_s = time.monotonic()
         parcels: dict[int, tuple[Mailbox, list[Delta]]] = {}
         with self._lock:
             for delta in _deltas(output):

@@ -311,6 +311,15 @@ def test_health_reflection_and_the_absent_encoder(served: Served) -> None:
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
+def test_a_full_engine_is_healthy_while_it_moves(served: Served) -> None:
+    calls = [served.stub.Generate(request(served.engine, params={"max_new_tokens": 900})) for _ in range(9)]
+    next(calls[0])
+    assert served.stub.HealthCheck(pb.HealthCheckRequest(), timeout=10).healthy
+    for call in calls:
+        call.cancel()
+    wait_idle(served.engine)
+
+
 def test_a_paused_engine_is_healthy_and_says_so(served: Served) -> None:
     served.engine.operations.pause("keep", 10)
     try:

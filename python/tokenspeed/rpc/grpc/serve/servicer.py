@@ -38,7 +38,7 @@ from tokenspeed_protos import tokenspeed_scheduler_pb2 as pb
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
-HEALTH_LIMIT_S = 20.0
+HEALTH_LIMIT_S, HEALTH_POLL_S = 20.0, 0.1
 FLUSH_PAUSE_S, FLUSH_GRACE_S = 0.05, 2.0
 CHUNK_BYTES = 64 * 1024
 
@@ -115,7 +115,7 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
         return responses
 
     async def HealthCheck(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
-        """A token is generated; a paused engine only has to answer."""
+        """A token is generated, or others are meanwhile; a paused engine only has to answer."""
         if self.draining:
             return pb.HealthCheckResponse(healthy=False, message="the server is shutting down")
         try:
@@ -123,11 +123,23 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
                 if self._engine.operations.is_paused:
                     await asyncio.to_thread(self._engine.operations.load_numbers)
                 else:
-                    await self._generate_one()
+                    await self._see_a_token()
         except (TimeoutError, EngineDeadError) as error:
             text = str(error) or f"no token within {HEALTH_LIMIT_S:g} s"
             return pb.HealthCheckResponse(healthy=False, message=text)
         return pb.HealthCheckResponse(healthy=True, message="the engine generates")
+
+    async def _see_a_token(self) -> None:
+        """A probe of a full engine waits its turn; the steps of those before it are a sign of life too."""
+        started_s = time.monotonic()
+        probe = asyncio.create_task(self._generate_one())
+        try:
+            while not probe.done() and self._engine.frontend.last_publish_s < started_s:
+                await asyncio.wait([probe], timeout=HEALTH_POLL_S)
+            if probe.done():
+                probe.result()
+        finally:
+            probe.cancel()
 
     async def _generate_one(self) -> None:
         self._probes += 1
