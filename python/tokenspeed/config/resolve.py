@@ -217,6 +217,9 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
     scheduler = _scheduler(raw, model, on_cpu, max_model_len)
     parallel = parallel_of(raw, device, len(hardware.gpus))
     model.check_ranks(parallel.tensor_size)
+    if raw["deterministic"] and not on_cpu and parallel.tensor_size > 2:
+        # Of two numbers there is one sum; of more, NCCL's depends on where in the message they lie.
+        raise FlagError("--deterministic", "more than two GPUs sum in an order that depends on the batch; use two")
     threads = _num_threads(raw, hardware, parallel)
     return Config(
         device=DeviceConfig(

@@ -237,6 +237,7 @@ REFUSED = [
     ("--device cuda", CPU_TORCH, "--device", "CPU build"),
     ("--device cuda --base-gpu-id 2", SERVER, "--base-gpu-id", "there are 2 GPUs"),
     ("--tp 3", SERVER, "--tensor-parallel-size", "need GPU 2; there are 2 GPUs"),
+    ("--tp 4 --deterministic", replace(SERVER, gpus=(H200,) * 4), "--deterministic", "more than two GPUs"),
     ("--tp 2 --gpu-id-step 2", SERVER, "--tensor-parallel-size", "in steps of 2, need GPU 2"),
     ("--tp 2 --data-parallel-size 2", SERVER, "--data-parallel-size", "need GPU 3"),
     ("--data-parallel-size 2 --data-parallel-rank 2", LAPTOP, "--data-parallel-rank", "not in [0, 1]"),
