@@ -337,7 +337,7 @@ def splitmix64(state: int) -> int:
 
 
 def _as_tuple(value: Any, scalar: type) -> tuple[Any, ...]:
-    if value is None:
+    if value is None or value == ():
         return ()
     if isinstance(value, scalar):
         return (value,)

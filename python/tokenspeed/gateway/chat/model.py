@@ -52,10 +52,7 @@ class ServedModel:
     @property
     def name(self) -> str:
         """The name that answers carry."""
-        for worker in self._router.workers:
-            if worker.model:
-                return worker.model
-        return self._names[0]
+        return self._router.model or self._names[0]
 
     @property
     def max_model_len(self) -> int:

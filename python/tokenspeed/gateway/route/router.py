@@ -31,6 +31,8 @@ class Router:
         self.policy = policy
         self._watcher = watcher
         self._options = options
+        self._facts: ReadyResponse | None = None
+        self._model: str | None = None
         self._follows_kv = policy.name == "cache_aware"
         self.workers = [Worker(url, options, self) for url in urls]
 
@@ -62,6 +64,7 @@ class Router:
         """Give the worker no more requests, and remove it when it has none in flight; after `grace_s` those that are
         left fail, and may be tried elsewhere."""
         worker.draining = True
+        self._facts = self._model = None
         deadline = time.monotonic() + grace_s
         while worker.num_in_flight and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
@@ -100,6 +103,8 @@ class Router:
         if asked.target:
             return self._targeted(asked.target), "target"
         left = self._some_ready()
+        if len(left) == 1 and not self._options.sheds:
+            return self.policy.choose(left, asked)
         left = [worker for worker in left if worker.breaker.allows] or left
         left = [worker for worker in left if worker.url not in tried] or left
         left = [worker for worker in left if not worker.is_silent] or left
@@ -121,10 +126,20 @@ class Router:
 
     def facts(self) -> ReadyResponse:
         """What a ready engine said about itself. Raises `ApiError` 503 when there is none."""
-        return self._some_ready()[0].lane.ready_response
+        if self._facts is None:
+            self._facts = self._some_ready()[0].lane.ready_response
+        return self._facts
+
+    @property
+    def model(self) -> str | None:
+        """The name under which the first worker with an engine serves its model."""
+        if self._model is None:
+            self._model = next((worker.model for worker in self.workers if worker.model), None)
+        return self._model
 
     def health(self, worker: Worker) -> None:
         """A worker became ready or was lost."""
+        self._facts = self._model = None  # asked several times a request, and new only now
         if worker.state() is WorkerState.READY and self._follows_kv:
             worker.follow_kv()
         if worker.state() is WorkerState.ABSENT:
