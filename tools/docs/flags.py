@@ -32,8 +32,8 @@ HEAD = """\
 Every flag is honoured or refused: a refused or unknown flag ends the command with status 2 and one line that names it,
 before anything starts. A refused flag passes with a value that asks for nothing beyond what happens anyway.
 
-`ts serve` takes the flags of engine, supervisor and gateway and hands each to the process that owns it; `smg launch` takes the
-gateway's. The keywords of `Engine(...)` are the engine's flags with underscores.
+`ts serve` takes the flags of engine, supervisor and gateway and hands each to the process that owns it; `smg launch`
+takes the gateway's. The keywords of `Engine(...)` are the engine's flags with underscores.
 """
 
 SECTIONS: tuple[tuple[str, str, tuple[Flag, ...]], ...] = (
