@@ -35,7 +35,14 @@
         ps.pyzmq
         ps.tokenizers
       ];
-      enginePackages = ps: gatewayPackages ps ++ [ ps.numpy ps.safetensors ps.torch ps.triton ];
+      enginePackages = ps: gatewayPackages ps ++ [
+        ps.grpcio-health-checking
+        ps.grpcio-reflection
+        ps.numpy
+        ps.safetensors
+        ps.torch
+        ps.triton
+      ];
       testPackages = ps: enginePackages ps ++ [
         ps.grpcio-tools
         ps.hypothesis

@@ -34,8 +34,8 @@ let
   unfree = value: if config.allowUnfree or false then value else throw "an unfree package needs config.allowUnfree";
 
   pythonPackages = packagesNamed [
-    "aiohttp" "gguf" "grpcio" "grpcio-tools" "huggingface-hub" "hypothesis" "jinja2" "msgspec" "mypy" "numpy"
-    "openai" "prometheus-client" "protobuf" "psutil" "pybind11" "pytest" "pyzmq" "ruff" "safetensors" "tokenizers"
+    "aiohttp" "gguf" "grpcio" "grpcio-health-checking" "grpcio-reflection" "grpcio-tools" "huggingface-hub" "hypothesis"
+    "jinja2" "msgspec" "mypy" "numpy" "openai" "prometheus-client" "protobuf" "psutil" "pybind11" "pytest" "pyzmq" "ruff" "safetensors" "tokenizers"
     "torch" "transformers" "triton"
   ];
 
