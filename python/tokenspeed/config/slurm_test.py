@@ -48,7 +48,7 @@ def test_flags_go_before_variables() -> None:
 
 
 def test_several_tasks_a_node_are_refused_by_name() -> None:
-    with pytest.raises(FlagError, match="--nnodes: .*--ntasks-per-node 1"):
+    with pytest.raises(FlagError, match=r"--nnodes: .*--ntasks-per-node 1"):
         derived("--tp 16", {**SECOND_OF_TWO, "SLURM_STEP_NUM_TASKS": "16"})
 
 

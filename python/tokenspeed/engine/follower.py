@@ -227,7 +227,8 @@ def run(setup: Setup, orders: Orders, reports: Reports) -> None:
         level=config.log.log_level.upper(), format=f"%(asctime)s %(levelname)s rank {setup.rank}: %(message)s"
     )
     device = torch.device(config.device.device)
-    group = join(setup.meeting, setup.rank, parallel.tensor_size, device, parallel.timeout_s)
+    ordered = config.device.deterministic
+    group = join(setup.meeting, setup.rank, parallel.tensor_size, device, ordered, parallel.timeout_s)
     ranks = Follower(orders, reports, group)
     core = build(config, setup.source, setup.model_config, setup.hardware, lambda _: None, ranks)
     try:

@@ -31,7 +31,7 @@ from tokenspeed.config.hardware import Hardware
 from tokenspeed.config.model import ModelConfig
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
-from tokenspeed.config.resolve import Config
+from tokenspeed.config.resolve import Config, DeviceConfig
 from tokenspeed.engine.admission import Grammars
 from tokenspeed.engine.errors import EngineFault, OutOfMemory
 from tokenspeed.engine.messages import Command
@@ -99,11 +99,18 @@ class Leader:
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
 
-    def join(self, opened: Opened, device: torch.device) -> None:
+    def join(self, opened: Opened, device: DeviceConfig) -> None:
         """Meet the others for collectives. Raises what a rank failed with."""
         self._opened = opened
         try:
-            self.group = join(opened.meeting, 0, len(self._peers) + 1, device, self._timeout_s)
+            self.group = join(
+                opened.meeting,
+                0,
+                len(self._peers) + 1,
+                torch.device(device.device),
+                device.deterministic,
+                self._timeout_s,
+            )
         except RuntimeError as error:
             self.check()
             raise EngineFault(f"the ranks did not find each other: {error}") from None
@@ -262,7 +269,7 @@ def lead(
         peers += [set_up(setup, peer) for peer in others()]
     leader = Leader(peers, parallel.timeout_s)
     try:
-        leader.join(opened, torch.device(config.device.device))
+        leader.join(opened, config.device)
     except BaseException:
         leader.close()
         raise

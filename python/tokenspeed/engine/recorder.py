@@ -34,7 +34,8 @@ class CudaRecorder:
         with torch.cuda.stream(self._stream):
             while True:
                 graph = torch.cuda.CUDAGraph()
-                graph.capture_begin(pool=self._pool)
+                # Other threads may ask the driver what they like: NCCL's watch asks about earlier collectives.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     yield graph
                 finally:

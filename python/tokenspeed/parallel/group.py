@@ -18,22 +18,23 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Group:
-    """rank: ours, in [0, size). process_group: torch's handle, None for the default one or a group of one."""
+    """rank: ours, in [0, size). process_group: torch's handle, None for the default one or a group of one. ordered:
+    every sum is made in the order of ranks, so that no element's depends on where it lies or on how many there are."""
 
     rank: int = 0
     size: int = 1
     process_group: Any = None
+    ordered: bool = False
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's x, in place."""
-        if self.size > 2 and not x.is_cuda:
-            # gloo's order of additions depends on where in x an element lies, so it would depend on the batch.
+        if self.ordered and self.size > 2:
             first, *others = self._gathered(x)
             x.copy_(first)
             for other in others:
                 x.add_(other)
             return x
-        self._torch_group().allreduce([x]).wait()
+        dist.all_reduce(x, group=self.process_group)
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,9 +47,6 @@ class Group:
         return x[..., self.rank * width : (self.rank + 1) * width].contiguous()
 
     def _gathered(self, x: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._torch_group().allgather([parts], [x.contiguous()]).wait()
+        parts = list(x.new_empty((self.size, *x.shape)).unbind(0))
+        dist.all_gather(parts, x.contiguous(), group=self.process_group)
         return parts
-
-    def _torch_group(self) -> Any:
-        return dist.group.WORLD if self.process_group is None else self.process_group

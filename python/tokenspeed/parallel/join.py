@@ -39,15 +39,17 @@ class Opened:
         self.meeting = Meeting(host, self.store.port)
 
 
-def join(meeting: Meeting, rank: int, num_ranks: int, device: torch.device, timeout_s: float) -> Group:
-    """Our place in a group of `num_ranks`. timeout_s: for a collective on a CPU; those of GPUs are watched by whoever
-    waits for their results. Raises RuntimeError when somebody does not come within `START_LIMIT_S`."""
+def join(
+    meeting: Meeting, rank: int, num_ranks: int, device: torch.device, ordered: bool, timeout_s: float
+) -> Group:
+    """Our place in a group of `num_ranks`. ordered: as `Group` has it; always so on a CPU. timeout_s: for a collective
+    on a CPU; those of GPUs are watched by whoever waits for their results. Raises RuntimeError when somebody does not come within `START_LIMIT_S`."""
     store = dist.PrefixStore("ranks", _store(meeting.host, meeting.port, num_ranks, START_LIMIT_S, opens=False))
     if device.type != "cpu":
-        return Group(rank, num_ranks, _nccl(store, rank, num_ranks))
+        return Group(rank, num_ranks, _nccl(store, rank, num_ranks), ordered)
     gloo = _gloo(store, rank, num_ranks, meeting.host)
     gloo._set_default_timeout(timedelta(seconds=timeout_s))
-    return Group(rank, num_ranks, gloo)
+    return Group(rank, num_ranks, gloo, ordered=True)
 
 
 def _store(host: str, port: int, num_ranks: int, timeout_s: float, opens: bool) -> Any:
