@@ -165,17 +165,27 @@ def swizzled_rows(rows: torch.Tensor, box_rows: int) -> TensorMap:
     """
     num_rows, num_columns = rows.shape
     stride = rows.stride(0) if num_rows > 1 else num_columns
-    return _swizzled_rows(rows.data_ptr(), num_rows, num_columns, stride, box_rows)
+    return _encode(rows.data_ptr(), (num_columns, num_rows), (2 * stride,), (64, box_rows))
+
+
+def swizzled_heads(tokens: torch.Tensor, box_heads: int, box_tokens: int) -> TensorMap:
+    """How to copy boxes of 64 columns of some heads of some tokens out of [T, H, D] of 2-byte floats, whose heads and
+    tokens may lie apart. What is past the last head or token is zero."""
+    num_tokens, num_heads, num_columns = tokens.shape
+    sizes, strides = (num_columns, num_heads, num_tokens), (2 * tokens.stride(1), 2 * tokens.stride(0))
+    return _encode(tokens.data_ptr(), sizes, strides, (64, box_heads, box_tokens))
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _swizzled_rows(address: int, num_rows: int, num_columns: int, stride: int, box_rows: int) -> TensorMap:
+def _encode(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> TensorMap:
+    """sizes: elements, the innermost dimension first. strides: bytes, of every dimension but that."""
     memory = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + _TENSOR_MAP_ALIGNMENT)
     aligned = -(-ctypes.addressof(memory) // _TENSOR_MAP_ALIGNMENT) * _TENSOR_MAP_ALIGNMENT
+    rank = len(sizes)
     _call(
-        "cuTensorMapEncodeTiled", ctypes.c_void_p(aligned), _BFLOAT16, 2, ctypes.c_void_p(address),
-        (ctypes.c_uint64 * 2)(num_columns, num_rows), (ctypes.c_uint64 * 1)(2 * stride),
-        (ctypes.c_uint32 * 2)(64, box_rows), (ctypes.c_uint32 * 2)(1, 1),
+        "cuTensorMapEncodeTiled", ctypes.c_void_p(aligned), _BFLOAT16, rank, ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*sizes), (ctypes.c_uint64 * (rank - 1))(*strides),
+        (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*(1,) * rank),
         _NOT_INTERLEAVED, _SWIZZLE_128_BYTES, _PROMOTE_256_BYTES, _OUTSIDE_IS_ZERO,
     )  # fmt: skip
     return TensorMap.from_buffer_copy((ctypes.c_char * ctypes.sizeof(TensorMap)).from_address(aligned))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tokenspeed_kernel import cuda_driver
-from tokenspeed_kernel.attention import cuda_paged
+from tokenspeed_kernel.attention import cuda_paged, cuda_plan
 from tokenspeed_kernel.cuda_driver import Image, fatbin_for, read_fatbin
 from tokenspeed_kernel.cuda_memory import _Memory
 from tokenspeed_kernel.gemm import cuda_invariant, cuda_skinny, cuda_stream, cuda_wide
@@ -24,8 +24,11 @@ FOLDER = Path(cuda_driver.__file__).parent / "csrc" / "cuda"
 NAMES = [
     "add_rms_norm",
     "decode_attention",
+    "decode_plan",
+    "latent_attention",
     "norm_rope_store",
     "prefill_attention",
+    "prefill_plan",
     "sample",
     "skinny_gemm",
     "stream_gemm",
@@ -108,8 +111,14 @@ def names_in(fatbin: str) -> bytes:
 @pytest.mark.parametrize(
     ("fatbin", "functions"),
     [
-        ("decode_attention", [f"decode_attention_bf16_{heads}" for heads in (2, 4, 8)]),
+        (
+            "decode_attention",
+            [f"decode_{kind}_bf16_{heads}" for kind in ("attention", "few") for heads in (2, 4, 8)],
+        ),
+        ("decode_plan", ["decode_plan"]),
+        ("latent_attention", ["latent_decode_bf16", "latent_prefill_bf16"]),
         ("prefill_attention", ["prefill_attention_bf16"]),
+        ("prefill_plan", ["prefill_plan"]),
         ("sample", ["sample_rows"]),
         (
             "norm_rope_store",
@@ -158,10 +167,25 @@ def test_skinny_products_have_a_warp_for_a_chunk_of_k(outputs: int, inputs: int,
 
 
 @pytest.mark.parametrize(
-    ("pairs", "longest", "parts"), [(8, 40_960, 32), (8, 1024, 16), (64, 40_960, 8), (512, 4096, 1), (4096, 4096, 1)]
+    ("rows", "slots", "longest", "parts"),
+    [(1, 66, 40_960, 64), (8, 66, 1024, 128), (64, 66, 64, 64), (4, 528, 100, 8), (256, 66, 4096, 322)],
 )
-def test_decoding_cuts_rows_into_parts_where_they_are_few(pairs: int, longest: int, parts: int) -> None:
-    assert cuda_paged.num_parts(pairs, longest) == parts
+def test_decoding_has_room_for_as_many_parts_as_rows_and_cores_can_ask_for(
+    rows: int, slots: int, longest: int, parts: int
+) -> None:
+    assert cuda_plan.most_own_parts(rows, slots, longest) == parts
+
+
+@pytest.mark.parametrize(
+    ("rows", "longest", "parts"), [(1, 40_960, 32), (1, 1024, 16), (3, 40_960, 22), (3, 100, 2), (3, 10, 1)]
+)
+def test_a_few_rows_are_cut_as_their_length_and_the_cores_allow(rows: int, longest: int, parts: int) -> None:
+    assert cuda_paged.num_parts(rows, 66, longest) == parts
+
+
+@pytest.mark.parametrize(("rows", "per_tile", "items"), [(1, 16, 0), (2, 16, 25), (32, 16, 48), (256, 8, 400)])
+def test_groups_have_room_for_pairs_and_a_single_row_has_none(rows: int, per_tile: int, items: int) -> None:
+    assert cuda_plan.most_shared_items(rows, per_tile) == items
 
 
 @pytest.mark.parametrize(
@@ -237,8 +261,13 @@ def test_solutions_whose_bits_no_batch_changes_are_there_for_every_number_of_row
 
 @pytest.mark.parametrize(
     ("tokens", "rows", "inputs", "at_once"),
-    [(1, 4096, 4096, 64), (192, 4096, 4096, 192),
-     (256, 4096, 12288, 128), (256, 24576, 4096, 0), (9000, 4096, 4096, 0)],
+    [
+        (1, 4096, 4096, 64),
+        (192, 4096, 4096, 192),
+        (256, 4096, 12288, 128),
+        (256, 24576, 4096, 0),
+        (9000, 4096, 4096, 0),
+    ],
 )
 def test_invariant_products_stream_a_few_rows_after_the_others_or_are_wide(
     tokens: int, rows: int, inputs: int, at_once: int
@@ -270,7 +299,8 @@ def test_attention_of_a_usual_model_is_cuda_on_hopper_and_triton_elsewhere(fatbi
         )  # fmt: skip
         return [name for name, verdict, _ in told if verdict == "chosen"]
 
-    names_in("decode_attention"), names_in("prefill_attention")
+    for name in ("decode_attention", "decode_plan", "prefill_attention", "prefill_plan"):
+        names_in(name)
     assert winner(HOPPER) == ["cuda_bf16"]
     assert winner(HOPPER, windowed=True) == winner(HOPPER, head_dim=64) == winner(HOPPER, sinks=True) == ["triton"]
     assert winner(Platform("x86_64", frozenset(), (8, 0), "A")) == ["triton"]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +28,7 @@ class AttentionMetadata:
     kv_lens: int32 [R], KV tokens of the row after this step's write; its queries are the last of them.
     max_query_len, max_kv_len: upper bounds over the rows, known on the host.
     num_decode_rows: rows [0, num_decode_rows) have exactly one query; later rows have any number, one too.
+    plans: what solutions work out of the rest at the first layer of a step, for the others; each has its own keys.
 
     The three tensors live on the queries' device.
     """
@@ -37,6 +39,7 @@ class AttentionMetadata:
     max_query_len: int
     max_kv_len: int
     num_decode_rows: int
+    plans: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def decode_rows(self) -> RowRange:

@@ -18,8 +18,9 @@ from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.moe.reference import route
 from tokenspeed_kernel.moe.routing import Routing
 from tokenspeed_kernel.moe.weights import Experts, GatedActivation
+from tokenspeed_kernel.numerics.attention_cases import paged_metadata
 from tokenspeed_kernel.numerics.case import Case, normal
-from tokenspeed_kernel.numerics.cases import expert_matrix, paged_metadata
+from tokenspeed_kernel.numerics.cases import expert_matrix
 from tokenspeed_kernel.numerics.weight_cases import packed_weight
 from tokenspeed_kernel.quant.packed import PackedWeight
 from tokenspeed_kernel.quant.reference import dequantize

@@ -7,15 +7,15 @@ edges of tiles (1, odd, just past a power of two) while the Triton interpreter s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
 
-from tokenspeed_kernel.attention.metadata import AttentionMetadata
 from tokenspeed_kernel.moe.routing import Routing
 from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
-from tokenspeed_kernel.numerics import sampling_cases, weight_cases
+from tokenspeed_kernel.numerics import attention_cases, sampling_cases, weight_cases
+from tokenspeed_kernel.numerics.attention_cases import strided_tokens
 from tokenspeed_kernel.numerics.case import Case, Dtype, normal
 from tokenspeed_kernel.numerics.weight_cases import packed_weight, small_caches
 from tokenspeed_kernel.quant.packed import (
@@ -36,143 +36,6 @@ def cases(op: str, dtype: Dtype, seed: int = 0) -> list[Case]:
 def covered_ops() -> list[str]:
     """Operations that have cases."""
     return sorted(_MAKERS)
-
-
-def strided_tokens(values: torch.Tensor) -> torch.Tensor:
-    """The same [T, heads, D] values as a view whose tokens lie apart, as in a fused projection."""
-    tokens, heads, size = values.shape
-    wide = torch.full((tokens, heads * size + 8 * size), float("nan"), dtype=values.dtype)
-    wide[:, : heads * size] = values.reshape(tokens, heads * size)
-    return wide[:, : heads * size].unflatten(1, (heads, size))
-
-
-def paged_metadata(
-    generator: torch.Generator, rows: Iterable[tuple[int, int]], block_size: int
-) -> tuple[AttentionMetadata, int]:
-    """Metadata for rows of (query_len, kv_len), decodes first, over shuffled blocks; returns it and num_blocks.
-
-    Block 0 stays unused; the columns past a row's length hold a block number that must never be read.
-    """
-    query_lens, kv_lens = zip(*rows, strict=True)
-    counts = [-(-length // block_size) for length in kv_lens]
-    num_blocks = 1 + sum(counts)
-    order = (torch.randperm(num_blocks - 1, generator=generator) + 1).int()
-    tables = torch.full((len(counts), max(counts)), 2**30, dtype=torch.int32)
-    for row, blocks in enumerate(order.split(counts)):
-        tables[row, : counts[row]] = blocks
-    starts = torch.tensor([0, *query_lens]).cumsum(0).int()
-    num_decode_rows = next((i for i, length in enumerate(query_lens) if length != 1), len(query_lens))
-    meta = AttentionMetadata(
-        tables, starts, torch.tensor(kv_lens, dtype=torch.int32), max(query_lens), max(kv_lens), num_decode_rows
-    )
-    return meta, num_blocks
-
-
-_ATTENTION_ROWS: dict[str, list[tuple[int, int]]] = {
-    "one decode row": [(1, 37)],
-    "decode rows of many lengths": [(1, 1), (1, 16), (1, 17), (1, 300)],
-    "a whole prompt": [(19, 19)],
-    "a chunk after a prefix": [(13, 70)],
-    "decodes and chunks mixed": [(1, 33), (1, 5), (18, 50), (1, 40), (3, 3)],
-}
-
-
-def _attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    for label, rows in _ATTENTION_ROWS.items():
-        for heads, kv_heads, head_dim, block_size, window, softcap, sunk in (
-            (3, 1, 64, 16, 0, 0.0, False),
-            (4, 4, 32, 16, 20, 0.0, False),
-            (8, 2, 128, 32, 0, 0.0, False),
-            (8, 1, 64, 16, 24, 0.0, True),
-            (2, 2, 64, 16, 0, 3.0, False),
-        ):
-            meta, num_blocks = paged_metadata(generator, rows, block_size)
-            tokens = int(meta.query_start[-1])
-            q = normal(generator, tokens, heads, head_dim, dtype=dtype, std=2.0)
-            caches = [normal(generator, num_blocks, kv_heads, block_size, head_dim, dtype=dtype) for _ in range(2)]
-            for cache in caches:
-                cache[0] = float("nan")  # the block nobody owns
-            traits = {
-                "head_dim": head_dim,
-                "group_size": heads // kv_heads,
-                "block_size": block_size,
-                "windowed": window > 0,
-                "kv_dtype": dtype,
-                "softcap": softcap > 0,
-                "sinks": sunk,
-            }
-            sinks = normal(generator, heads, std=2.0) if sunk else None
-            name = f"{label}, {heads}/{kv_heads} heads of {head_dim}, window {window}, cap {softcap}, sinks {sunk}"
-            queries = strided_tokens(q) if heads == 3 else q
-            args = (meta, head_dim**-0.5, window, softcap, sinks)
-            yield Case("attention.paged", name, dtype, (queries, *caches, *args, None), traits=traits)
-            for kv_dtype, scales in small_caches(generator, caches[0].shape[:3]):
-                small = [cache.clamp(-400, 400).to(kv_dtype) for cache in caches]
-                yield Case(
-                    "attention.paged",
-                    f"{name}, {kv_dtype} {'scaled' if scales else 'cache'}",
-                    dtype,
-                    (queries, *small, *args, scales),
-                    traits=traits | {"kv_dtype": kv_dtype},
-                )
-
-    yield from _long_attention(dtype, generator)
-
-
-_LONG_ROWS: dict[str, list[tuple[int, int]]] = {
-    "long: decode rows": [(1, 1000), (1, 513), (1, 64)],
-    "long: prompts": [(150, 150), (200, 391)],
-    "long: decodes and chunks mixed": [(1, 257), (300, 300), (129, 700), (1, 130)],
-}
-
-
-def _long_attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    """Several tiles of queries and keys; what lies past a row's end in its last block is NaN."""
-    for label, rows in _LONG_ROWS.items():
-        for heads, kv_heads, block_size in ((8, 1, 16), (2, 2, 256), (6, 2, 64)):
-            meta, num_blocks = paged_metadata(generator, rows, block_size)
-            q = normal(generator, int(meta.query_start[-1]), heads, 128, dtype=dtype, std=2.0)
-            caches = [normal(generator, num_blocks, kv_heads, block_size, 128, dtype=dtype) for _ in range(2)]
-            for cache in caches:
-                cache[0] = float("nan")
-                for table, length in zip(meta.block_tables, meta.kv_lens.tolist(), strict=True):
-                    cache[table[(length - 1) // block_size], :, (length - 1) % block_size + 1 :] = float("nan")
-            traits = {
-                "head_dim": 128,
-                "group_size": heads // kv_heads,
-                "block_size": block_size,
-                "windowed": False,
-                "kv_dtype": dtype,
-                "softcap": False,
-                "sinks": False,
-            }
-            name = f"{label}, {heads}/{kv_heads} heads, blocks of {block_size}"
-            args = (q, *caches, meta, 128**-0.5, 0, 0.0, None, None)
-            yield Case("attention.paged", name, dtype, args, traits=traits)
-
-
-def _latent_attention(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    for label, rows in _ATTENTION_ROWS.items():
-        for heads, latent_dim, key_dim, block_size in ((3, 32, 16, 16), (16, 64, 32, 32), (20, 48, 16, 64)):
-            meta, num_blocks = paged_metadata(generator, rows, block_size)
-            width = latent_dim + key_dim
-            q = normal(generator, int(meta.query_start[-1]), heads, width, dtype=dtype, std=2.0)
-            cache = normal(generator, num_blocks, block_size, width, dtype=dtype)
-            cache[0] = float("nan")  # the block nobody owns
-            traits = {"latent_dim": latent_dim, "key_dim": key_dim, "block_size": block_size, "kv_dtype": dtype}
-            name = f"{label}, {heads} heads over {latent_dim} + {key_dim}"
-            queries = strided_tokens(q) if heads == 3 else q
-            yield Case("attention.mla", name, dtype, (queries, cache, meta, width**-0.5, latent_dim), traits=traits)
-            if heads != 16:
-                continue
-            small = cache.to(torch.float8_e4m3fn)
-            yield Case(
-                "attention.mla",
-                f"{name}, fp8 cache",
-                dtype,
-                (queries, small, meta, width**-0.5, latent_dim),
-                traits=traits | {"kv_dtype": small.dtype},
-            )
 
 
 def _linear_heads(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
@@ -431,8 +294,8 @@ def _keep_tokens(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
 
 
 _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
-    "attention.paged": _attention,
-    "attention.mla": _latent_attention,
+    "attention.paged": attention_cases.paged,
+    "attention.mla": attention_cases.latent,
     "gemm.heads": _linear_heads,
     "gemm.linear": weight_cases.linear,
     "gemm.linear_silu_and_mul": weight_cases.linear_silu,

@@ -146,7 +146,7 @@ def to_device(value: Any, device: str) -> Any:
         copies = [to_device(item, device) for item in value]
         return type(value)(*copies) if hasattr(value, "_fields") else type(value)(copies)
     if isinstance(value, (AttentionMetadata, PackedWeight, ExpertMatrix, Experts)):
-        fields = {f.name: to_device(getattr(value, f.name), device) for f in dataclasses.fields(value)}
+        fields = {f.name: to_device(getattr(value, f.name), device) for f in dataclasses.fields(value) if f.init}
         return type(value)(**fields)
     return value
 
