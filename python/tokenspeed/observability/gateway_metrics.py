@@ -85,6 +85,7 @@ class GatewayMetrics:
         self._make_router(duration_buckets_s)
         self._make_workers()
         self._make_caches()
+        self._make_admission()
         self._make_breakers()
         self._make_routing()
         self._make_tokenizer()
@@ -162,6 +163,25 @@ class GatewayMetrics:
         """How many workers serve a model now."""
         self._worker_pool.labels("regular", connection_mode, model).set(num_workers)
 
+    def admission(self, num_admitted: int, num_waiting: int, num_rejected: int) -> None:
+        """Requests that are served and that wait now, and those turned away since the last call."""
+        self._admitted.set(num_admitted)
+        self._admission_queue.set(num_waiting)
+        self._admission_rejected.inc(num_rejected)
+
+    def worker_requested(self, worker: str) -> None:
+        """An attempt went to a worker."""
+        self._of(self._worker_requests, worker).inc()
+
+    def worker_failed(self, worker: str, code: str) -> None:
+        """An attempt ended by an error of the worker's; code is the error's."""
+        self._of(self._worker_errors, worker, code).inc()
+
+    def worker_capacity(self, worker: str, num_tokens: int, block_size: int) -> None:
+        """The KV pool of all ranks of a worker, and the size of its blocks, in tokens."""
+        self._kv_capacity.labels(worker).set(num_tokens)
+        self._kv_block_size.labels(worker).set(block_size)
+
     def worker_cache(self, worker: str, num_blocks: int, events: Mapping[str, int]) -> None:
         """What is known of a worker's prefix cache, and KV events since the last call by what became of them."""
         self._kv_blocks.labels(worker).set(num_blocks)
@@ -223,6 +243,8 @@ class GatewayMetrics:
     def worker_removed(self, worker: str, model: str) -> None:
         """A worker left for good: its series end, so that sums over workers stay true."""
         for gauge in (self._worker_health, self._worker_active, self._engine_running, self._engine_waiting):
+            _drop(gauge, worker)
+        for gauge in (self._kv_capacity, self._kv_block_size):
             _drop(gauge, worker)
         for gauge in (self._kv_blocks, self._worker_stalled, self._worker_overloaded):
             _drop(gauge, worker)
@@ -290,6 +312,13 @@ class GatewayMetrics:
             buckets=buckets,
         )
 
+    def _make_admission(self) -> None:
+        self._admitted = self._gauge("smg_admission_inflight", "Requests that have a place.")
+        self._admission_queue = self._gauge("smg_admission_queue_depth", "Requests that wait for a place.")
+        self._admission_rejected = Counter(
+            "smg_admission_queue_rejected", "Requests turned away with 429.", registry=self.registry
+        )
+
     def _make_router(self, buckets: tuple[float, ...]) -> None:
         registry = self.registry
         self._router_requests = Counter(
@@ -325,6 +354,12 @@ class GatewayMetrics:
         self._worker_retries = Counter(
             "smg_worker_retries_total", "Attempts sent again.", retry_labels, registry=registry
         )
+        self._worker_requests = Counter(
+            "smg_worker_requests", "Attempts sent to a worker.", ("worker",), registry=registry
+        )
+        self._worker_errors = Counter(
+            "smg_worker_errors", "Attempts that a worker's fault ended.", ("worker", "reason"), registry=registry
+        )
         self._worker_retries_exhausted = Counter(
             "smg_worker_retries_exhausted_total", "Requests out of attempts.", retry_labels, registry=registry
         )
@@ -348,6 +383,8 @@ class GatewayMetrics:
                 "smg_kv_event_stream_errors", "Batches that cannot be read.", ("worker",), registry=self.registry
             ),
         }
+        self._kv_capacity = self._gauge("smg_engine_kv_capacity_tokens", "Tokens of a worker's KV pool.", "worker")
+        self._kv_block_size = self._gauge("smg_kv_block_size_tokens", "Tokens of a KV block.", "worker")
         self._worker_stalled = self._gauge("smg_worker_stalled", "1 when a worker is silent.", "worker")
         self._worker_overloaded = self._gauge("smg_workers_overloaded", "1 when a worker is overloaded.", "worker")
 

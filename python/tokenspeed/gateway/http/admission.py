@@ -25,6 +25,8 @@ class Admission:
         self._timeout_s = timeout_s
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.num_admitted = 0
+        self.num_rejected = 0
+        """Requests turned away so far."""
 
     @property
     def num_waiting(self) -> int:
@@ -37,6 +39,7 @@ class Admission:
             self.num_admitted += 1
             return
         if len(self._waiting) >= self._queue_size:
+            self.num_rejected += 1
             raise _too_many("admission_queue_full", f"{self.num_admitted} requests are served and the queue is full")
         seat: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(seat)
@@ -45,6 +48,7 @@ class Admission:
                 await seat
         except TimeoutError:
             self._leave(seat)
+            self.num_rejected += 1
             raise _too_many("admission_queue_timeout", f"no place became free in {self._timeout_s:g} s") from None
         except asyncio.CancelledError:
             self._leave(seat)

@@ -38,6 +38,10 @@ class WorkerGauges:
         metrics.worker_health(worker.url, worker.state() is WorkerState.READY)
         metrics.worker_requests_active(worker.url, worker.num_in_flight)
         metrics.worker_cache(worker.url, worker.blocks.num_blocks, worker.feed.take_counts() if worker.feed else {})
+        if worker.model is not None:
+            engine = worker.lane.ready_response
+            num_tokens = engine.num_gpu_blocks * engine.block_size * len(worker.lane.ranks)
+            metrics.worker_capacity(worker.url, num_tokens, engine.block_size)
         metrics.worker_vetoes(worker.url, worker.is_silent, worker.is_overloaded)
         breaker = worker.breaker
         metrics.breaker_state(worker.url, breaker.state, breaker.num_failures, breaker.num_successes)

@@ -75,6 +75,7 @@ class Service:
         self.timeout_s = timeout_s
         """Longest life of a request, from the check of its body to its last byte."""
 
+        self._rejections_told = 0
         self.key_headers: tuple[str, ...] = (_ROUTING_KEY,)
         """Where a request's routing key is looked for, in this order."""
         self.totals: Callable[[], Awaitable[bytes]] | None = None
@@ -85,6 +86,9 @@ class Service:
     def own_metrics(self) -> bytes:
         """The text of /metrics of this process."""
         self.gauges.refresh()
+        places = self.admission
+        self.metrics.admission(places.num_admitted, places.num_waiting, places.num_rejected - self._rejections_told)
+        self._rejections_told = places.num_rejected
         return self.metrics.render()
 
     async def handle(self, request: web.Request, request_id: str, make_job: MakeJob) -> web.StreamResponse:
@@ -158,6 +162,7 @@ class Service:
     def attempt(self, run: _Run, number: int) -> Generation:
         """A fresh generation on the worker that the policy chooses. Raises `ApiError` 503 without one."""
         worker, branch = self.router.pick(run.asked, run.tried)
+        self.metrics.worker_requested(worker.url)
         self.metrics.worker_selected(worker.connection_mode, self.model.name, self.router.policy.name, branch)
         engine = worker.lane.ready_response
         for column in run.job.handling.columns:
@@ -177,6 +182,7 @@ class Service:
         except ApiError as error:
             if is_fault(error):
                 worker.breaker.failed()
+                self.metrics.worker_failed(worker.url, error.code)
                 self.metrics.breaker_outcome(worker.url, False)
             raise
         finally:
