@@ -105,7 +105,9 @@ class GrammarRule:
             if (own & mask).any():
                 mask &= own
                 return
-            self.failure = DEAD_END
+            # A complete text ends, whatever else the request allows.
+            if not (own & self._stops).any():
+                self.failure = DEAD_END
         mask[:] = self._stops
 
 

@@ -126,6 +126,11 @@ def test_a_grammar_without_a_way_on_is_a_failure() -> None:
     assert bench.failures == [(0, DEAD_END)]
 
 
+def test_a_complete_text_ends_though_its_end_is_not_among_the_allowed_tokens() -> None:
+    bench = Bench(CountingGrammar(2), allowed_token_ids=(10, 11, 12))
+    assert bench.run(3) == [10, 11, EOS] and bench.failures == []
+
+
 def test_a_token_that_its_grammar_did_not_foresee_is_a_failure_of_ours() -> None:
     rule = GrammarRule(Counting(3, False), bits_of([EOS], VOCAB))
     rule.accept(55)
