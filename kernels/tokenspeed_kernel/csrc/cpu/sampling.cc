@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -44,9 +45,14 @@ float* RowScratch(int64_t count, float** found, int32_t** ids) {
 // Where the first value lies that is no number; `count` when all are numbers. What follows compares
 // and sorts, which is undefined with one that is none.
 int64_t FirstNan(const float* values, int64_t count) {
-  bool found = false;
-  for (int64_t i = 0; i < count; ++i) found |= values[i] != values[i];
-  if (!found) return count;
+  // On integers, which compilers turn into vector code: beyond the bits of infinity is no number.
+  int32_t any = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, values + i, sizeof bits);
+    any |= 0x7f800000 - (bits & 0x7fffffff);
+  }
+  if (any >= 0) return count;
   return std::find_if(values, values + count, [](float value) { return value != value; }) - values;
 }
 
