@@ -63,6 +63,8 @@ class Follower:
     def agree(self, what: str, value: Any, choose: Choose) -> Any:
         self.gather(what, value)
         kind, chosen, _ = self._orders.receive()
+        if kind is Kind.STOP:
+            raise LinkLost("the first rank has given up")
         if kind is not Kind.ANSWER:
             raise EngineFault(f"rank {self.group.rank} waits for an answer about {what} and was sent a {kind.name}")
         return chosen

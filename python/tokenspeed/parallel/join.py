@@ -42,8 +42,11 @@ class Opened:
 def join(
     meeting: Meeting, rank: int, num_ranks: int, device: torch.device, ordered: bool, timeout_s: float
 ) -> Group:
-    """Our place in a group of `num_ranks`. ordered: as `Group` has it; always so on a CPU. timeout_s: for a collective
-    on a CPU; those of GPUs are watched by whoever waits for their results. Raises RuntimeError when somebody does not come within `START_LIMIT_S`."""
+    """Our place in a group of `num_ranks`.
+
+    ordered: as `Group` has it; always so on a CPU. timeout_s: for a collective on a CPU; those of GPUs are watched by
+    whoever waits for their results. Raises RuntimeError when somebody does not come within `START_LIMIT_S`.
+    """
     store = dist.PrefixStore("ranks", _store(meeting.host, meeting.port, num_ranks, START_LIMIT_S, opens=False))
     if device.type != "cpu":
         return Group(rank, num_ranks, _nccl(store, rank, num_ranks), ordered)
