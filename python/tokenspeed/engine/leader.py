@@ -129,7 +129,8 @@ class Leader:
         while len(values) <= len(self._peers):
             told = self._values.get()
             self.check()
-            assert told is not None
+            if told is None:
+                raise EngineFault("the engine has stopped")
             rank, about, found = told
             if about != what:
                 raise EngineFault(f"rank {rank} is at {about!r} and the first one at {what!r}")
@@ -157,6 +158,7 @@ class Leader:
             return
         self._closing = True
         self._noticed.set()
+        self._values.put(None)  # for who still waits
         for peer in self._peers:
             try:
                 peer.orders.send(Kind.STOP, None)

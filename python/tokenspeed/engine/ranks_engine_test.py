@@ -77,7 +77,7 @@ def test_a_killed_rank_fails_what_runs_and_what_comes(start_engine: StartEngine)
 
 
 def test_a_rank_that_hangs_meets_the_deadline(start_engine: StartEngine) -> None:
-    engine = start_engine(tensor_parallel_size=2, distributed_timeout_seconds=3)
+    engine = start_engine(tensor_parallel_size=2, distributed_timeout_seconds=5)
     process = follower(engine)
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(EngineDeadError):
