@@ -9,11 +9,21 @@ import openai
 import pytest
 
 from tests.support.server import Server
+from tokenspeed.gateway.testing.collector import Collector
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    with Server("--max-model-len", "2048", "--max-num-seqs", "16", "--max-total-tokens", "16384") as running:
+def collector() -> Iterator[Collector]:
+    """Where the server's spans go."""
+    made = Collector()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def server(collector: Collector) -> Iterator[Server]:
+    flags = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-total-tokens", "16384"]
+    with Server(*flags, "--enable-trace", "--otlp-traces-endpoint", collector.address) as running:
         yield running
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.server import Server
+from tokenspeed.gateway.testing.collector import Collector, attributes
 
 
 def engine_metric(server: Server, name: str) -> float:
@@ -67,3 +68,23 @@ def test_weights_are_loaded_again_under_another_name_while_the_server_runs(serve
 
 def test_the_key_of_the_controls_is_told_to_nobody(server: Server) -> None:
     assert "rl_control_api_key" not in control(server, "/get_server_info")[1]["server_args"]
+
+
+def test_spans_of_gateway_and_engine_share_the_callers_trace(server: Server, collector: Collector) -> None:
+    trace, caller = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    body = json.dumps({"prompt": "Count: one two", "max_tokens": 5, "temperature": 0, "ignore_eos": True}).encode()
+    headers = {"traceparent": f"00-{trace}-{caller}-01", "content-type": "application/json"}
+    asked = urllib.request.Request(server.base_url + "/v1/completions", body, headers)
+    assert urllib.request.urlopen(asked, timeout=60).status == 200
+
+    def ours() -> dict[str, Any]:
+        return {service: span for service, span in list(collector.spans) if span.trace_id.hex() == trace}
+
+    deadline = time.monotonic() + 20
+    while len(ours()) < 2:
+        assert time.monotonic() < deadline, f"only these came: {list(ours())}"
+        time.sleep(0.05)
+    gateway, engine = ours()["tokenspeed-gateway"], ours()["tokenspeed-engine"]
+    assert (gateway.parent_span_id.hex(), engine.parent_span_id) == (caller, gateway.span_id)
+    assert gateway.start_time_unix_nano <= engine.start_time_unix_nano <= engine.end_time_unix_nano
+    assert attributes(engine)["gen_ai.usage.output_tokens"] == 5 == attributes(gateway)["gen_ai.usage.output_tokens"]

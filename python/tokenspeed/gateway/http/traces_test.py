@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from tokenspeed.gateway.testing.collector import Collector, attributes
 from tokenspeed.gateway.testing.fake_engine import Step, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids
 from tokenspeed.observability.traces import OtlpTracer, valid_traceparent
@@ -23,42 +20,11 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 GIVEN = f"00-{TRACE}-{PARENT}-01"
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps (service, span) of everything that it was sent."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, Any]] = []
-        self._server = grpc.server(ThreadPoolExecutor(2))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-
-    def Export(self, request: Any, context: Any) -> Any:
-        for group in request.resource_spans:
-            names = [a.value.string_value for a in group.resource.attributes if a.key == "service.name"]
-            self.spans += [(names[0], span) for scope in group.scope_spans for span in scope.spans]
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-    def wait(self, count: int) -> list[tuple[str, Any]]:
-        deadline = time.monotonic() + 20
-        while len(self.spans) < count:
-            assert time.monotonic() < deadline, "the spans did not come"
-            time.sleep(0.02)
-        return self.spans
-
-    def stop(self) -> None:
-        self._server.stop(0).wait()
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     made = Collector()
     yield made
     made.stop()
-
-
-def attributes(span: Any) -> dict[str, Any]:
-    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
 
 
 def script(request: TokenizedGenerateReqInput) -> Iterator[Step]:
