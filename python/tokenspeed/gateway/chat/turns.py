@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-_MAX_TOKENS = 16_777_216
-"""64 MiB."""
+_MAX_TOKENS, _MAX_TURNS = 16_777_216, 32_768
+"""64 MiB of tokens, and some more for short turns."""
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -55,8 +55,8 @@ def continuation(messages: Sequence[Mapping[str, Any]]) -> Continuation:
 class Turns:
     """The turns that are remembered."""
 
-    def __init__(self, max_tokens: int = _MAX_TOKENS) -> None:
-        self._max_tokens = max_tokens
+    def __init__(self, max_tokens: int = _MAX_TOKENS, max_turns: int = _MAX_TURNS) -> None:
+        self._max_tokens, self._max_turns = max_tokens, max_turns
         self._num_tokens = 0
         self._turns: OrderedDict[bytes, array[int]] = OrderedDict()
 
@@ -75,7 +75,7 @@ class Turns:
         old = self._turns.pop(turn.this, None)
         self._num_tokens += len(tokens) - (len(old) if old is not None else 0)
         self._turns[turn.this] = tokens
-        while self._num_tokens > self._max_tokens:
+        while self._num_tokens > self._max_tokens or len(self._turns) > self._max_turns:
             self._num_tokens -= len(self._turns.popitem(last=False)[1])
 
 

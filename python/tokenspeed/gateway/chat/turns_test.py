@@ -47,8 +47,8 @@ def test_a_difference_is_found_wherever_it_is() -> None:
         assert turns.difference(first, new) is None and turns.difference(continuation([user("x")]), new) is None
 
 
-def test_memory_is_bounded_and_a_turn_asked_again_counts_once() -> None:
-    turns = Turns(max_tokens=100)
+@pytest.mark.parametrize("turns", [Turns(max_tokens=100), Turns(max_turns=3)])
+def test_memory_is_bounded_and_a_turn_asked_again_counts_once(turns: Turns) -> None:
     for number in range(30):
         turns.remember(continuation([user(str(number % 4))]), [1] * 20, [2] * 10)
     later = [continuation([user(str(number)), {"role": "assistant"}]) for number in range(4)]
