@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Who runs an operation on this machine and why the others do not: the text of `ts kernels explain`.
 
-Also `python -m tokenspeed_kernel.explain OP [device=cuda] [dtype=bfloat16] [trait=value ...]`; without an
-operation it lists all of them. Exit status 2 and one line on stderr for a bad argument.
+Also `python -m tokenspeed_kernel.explain OP [device=cuda] [dtype=bfloat16] [batch_invariant=true] [trait=value ...]`;
+without an operation it lists all of them. Exit status 2 and one line on stderr for a bad argument.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def explain_text(op: str, arguments: Sequence[str] = ()) -> str:
         if not (name and equals and value):
             raise KernelError(f"{argument!r} must read NAME=VALUE")
         signature[name] = value if name in _KEYWORDS else _value(value)
+    if not isinstance(signature.get("batch_invariant", True), bool):
+        raise KernelError(f"batch_invariant must be true or false, got {signature['batch_invariant']}")
     signature.setdefault("device", "cpu" if current_platform().cuda_capability is None else "cuda")
     verdicts = explain(op, **signature)  # type: ignore[arg-type]
     width = max((len(verdict.name) for verdict in verdicts), default=0)

@@ -214,11 +214,18 @@ def test_explain_tells_who_won_the_call(capsys: pytest.CaptureFixture[str]) -> N
     assert "chosen" in out and "needs a cuda device" in out
 
 
+def test_explain_tells_what_a_deterministic_process_may_not_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_main(["gemm.linear", "device=cpu", "dtype=float32", "batch_invariant=true"]) == 0
+    told = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()[2:]}
+    assert "not batch-invariant, as --deterministic asks" in told["reference"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["norm.rms", "colour=red"], "norm.rms has no trait 'colour'; known: hidden, weight_dtype"),
         (["norm.rms", "colour"], "'colour' must read NAME=VALUE"),
+        (["norm.rms", "batch_invariant=no"], "batch_invariant must be true or false, got no"),
         (["norm.rms", "dtype=float31"], "unknown dtype 'float31'; use a torch name such as float32 or bfloat16"),
     ],
 )
