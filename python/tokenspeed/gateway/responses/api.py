@@ -35,6 +35,7 @@ from tokenspeed.gateway.responses.request import Before, ResponsesRequest, check
 logger = logging.getLogger(__name__)
 _MAX_CHAIN = 1000
 _PAGE, _LARGEST_PAGE = 20, 100
+_CANCELLED = ApiError(499, "cancelled", "the response was cancelled")
 
 
 class ConversationBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,22 +103,29 @@ class ResponsesApi:
 
         if not asked.background:
             return await self._service.handle(request, response_id, make_job)
+        job = await make_job(b"", self._service.model, response_id)
         if len(self._running) >= self._max_background:
             message = f"{self._max_background} responses run in the background already"
             raise ApiError(429, "too_many_background_responses", message, None, 1)
-        job = await make_job(b"", self._service.model, response_id)
-        assert isinstance(job.format, ResponsesFormat)
-        store(job.format.body)
-        task = asyncio.create_task(self._run(job, job.format))
+        form = job.format
+        assert isinstance(form, ResponsesFormat)
+        store(form.body)
+        task = asyncio.create_task(self._run(job, form))
         self._running[response_id] = task
-        task.add_done_callback(lambda _: self._running.pop(response_id, None))
-        return _json(job.format.body)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._running[response_id]
+            if task.cancelled():  # before it began
+                form.failed(_CANCELLED)
+
+        task.add_done_callback(ended)
+        return _json(form.body)
 
     async def _run(self, job: Job, form: ResponsesFormat) -> None:
         try:
             await self._service.run(job)
         except asyncio.CancelledError:
-            form.failed(ApiError(499, "cancelled", "the response was cancelled"))
+            form.failed(_CANCELLED)
         except ApiError as error:
             form.failed(error)
         except Exception:
@@ -184,6 +192,7 @@ class ResponsesApi:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+            await self._history.settle()  # another process may look next
 
     async def _input_items(self, request: web.Request) -> web.Response:
         record = await self._record("response", self._owner(request), request.match_info["id"], None)
