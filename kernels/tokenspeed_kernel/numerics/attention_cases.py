@@ -177,7 +177,7 @@ def latent(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
             case = _latent_case(dtype, generator, label, rows, shape)
             yield case
             if shape[0] == 16:
-                small = torch.cat([case.args[1][:1], case.args[1][1:].nan_to_num()]).to(torch.float8_e4m3fn)
+                small = case.args[1].to(torch.float8_e4m3fn)
                 args, traits = (case.args[0], small, *case.args[2:]), {**case.traits, "kv_dtype": small.dtype}
                 yield replace(case, label=f"{case.label}, fp8 cache", args=args, traits=traits)
     for shape in ((16, 512, 64, 64), (20, 512, 64, 16), (80, 512, 64, 128)):
