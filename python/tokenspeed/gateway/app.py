@@ -63,6 +63,7 @@ from tokenspeed.rpc.lane.gateway_end import LaneOptions
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
+_WORKERS_COME_S = 1.0
 
 
 class StartError(Exception):
@@ -203,6 +204,8 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         )
         server = Server(service, keys, http_options, routes)
         shared = config.member is not None
+        if shared:
+            await _let_workers_come(router)
         port = await _listen(stack, server.app, config.host, config.port, _Listening(config, connections), shared)
         if config.prometheus_port is not None:
             host = config.prometheus_host or config.host
@@ -227,6 +230,14 @@ async def _background() -> AsyncIterator[asyncio.TaskGroup]:
         if start is None:
             raise
         raise start.exceptions[0] from None
+
+
+async def _let_workers_come(router: Router) -> None:
+    """The other processes on the port may serve already: this one should not take a connection and say 503. Engines that
+    are there are on its lanes in a moment; those that are not are not waited for."""
+    deadline = time.monotonic() + _WORKERS_COME_S
+    while len(router.ready()) < len(router.workers) and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_S)
 
 
 async def _nothing_to_stop(response_id: str) -> None:

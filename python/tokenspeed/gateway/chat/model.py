@@ -60,9 +60,11 @@ class ServedModel:
         return self._router.facts().max_model_len
 
     def check_name(self, asked: str | None) -> None:
-        """Raise `ApiError` 404 for a model that is not served here. Not naming one means this one."""
+        """Raise `ApiError` 404 for a model that is not served here, 503 while nobody can know. Not naming one means this one."""
         if asked is None or asked in self._names or asked == self.name:
             return
+        if self._router.model is None:
+            self._router.facts()  # no engine has told its model's name yet: 503, and worth another try
         raise ApiError(404, "model_not_found", f"model {asked!r} is not served here; {self.name!r} is", "model")
 
     async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:

@@ -224,3 +224,16 @@ def test_pauses_grow_to_a_limit_and_vary_by_the_jitter() -> None:
     assert [policy.backoff_s(n, lambda low, high: 1.0) for n in (1, 2, 3, 4, 5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
     assert policy.backoff_s(1, lambda low, high: low) == pytest.approx(0.075)
     assert policy.backoff_s(1, lambda low, high: high) == pytest.approx(0.125)
+
+
+def test_a_name_that_only_an_engine_can_tell_is_503_until_it_is_there_and_404_afterwards() -> None:
+    with RunningGateway([], ["--retry-max-retries", "1"], num_workers=1) as gateway:
+        asked = {**CHAT, "model": "fake-model"}
+        status, answer = gateway.post(PATH, asked)
+        assert (status, answer["error"]["code"]) == (503, "no_available_workers")
+        engine = FakeEngine(gateway.urls[0], replying(ids("a")))
+        gateway.wait_ready(1)
+        assert gateway.post(PATH, asked)[0] == 200
+        status, answer = gateway.post(PATH, {**CHAT, "model": "another"})
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        engine.stop()
