@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 _SHOWN = "x-request-id, x-smg-error-code, retry-after"
-_METHODS = "GET, POST, DELETE"
+_METHODS = "GET, POST, PUT, PATCH, DELETE"
 _PREFLIGHT_S = "600"
 
 
