@@ -233,8 +233,8 @@ async def _background() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 async def _let_workers_come(router: Router) -> None:
-    """The other processes on the port may serve already: this one should not take a connection and say 503. Engines that
-    are there are on its lanes in a moment; those that are not are not waited for."""
+    """The other processes on the port may serve already: this one should not take a connection and say 503. Engines
+    that are there are on its lanes in a moment; those that are not are not waited for."""
     deadline = time.monotonic() + _WORKERS_COME_S
     while len(router.ready()) < len(router.workers) and time.monotonic() < deadline:
         await asyncio.sleep(_POLL_S)

@@ -60,7 +60,8 @@ class ServedModel:
         return self._router.facts().max_model_len
 
     def check_name(self, asked: str | None) -> None:
-        """Raise `ApiError` 404 for a model that is not served here, 503 while nobody can know. Not naming one means this one."""
+        """Raise `ApiError` 404 for a model that is not served here, 503 while nobody can know. Not naming one means
+        this one."""
         if asked is None or asked in self._names or asked == self.name:
             return
         if self._router.model is None:
