@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -22,9 +21,6 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 # Upper bounds in seconds. Latencies of a laptop's CPU and of a GPU cluster both fall inside.
 DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 45, 60, 90, 120, 180, 240)
 TOKEN_LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
-
-
-M = TypeVar("M", Counter, Histogram)
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,9 @@ class GatewayMetrics:
 
     def __init__(self, duration_buckets_s: tuple[float, ...] = DURATION_BUCKETS_S) -> None:
         self.registry = CollectorRegistry()
-        self._series: dict[tuple[str, ...], Any] = {}
+        self._series: dict[tuple[str, ...], Histogram] = {}
+        self._counted: dict[tuple[Counter, tuple[str, ...]], float] = {}
+        """What was counted since the last look, by counter and label values."""
         self._make_http(duration_buckets_s)
         self._make_router(duration_buckets_s)
         self._make_workers()
@@ -91,16 +89,25 @@ class GatewayMetrics:
         self._make_tokenizer()
         self._make_turns()
 
-    def _of(self, metric: M, *values: str) -> M:
-        """A series of `metric`. The library's own look-up costs more than counting; series of requests never end."""
+    def _of(self, metric: Histogram, *values: str) -> Histogram:
+        """A series of `metric`. The library's own look-up costs more than observing; series of requests never end."""
         key = (metric._name, *values)
         series = self._series.get(key)
         if series is None:
             series = self._series[key] = metric.labels(*values)
         return series
 
+    def _count(self, metric: Counter, number: float, *values: str) -> None:
+        """Add to a counter. A request counts a dozen times, which the library does under a lock each: it is told when
+        somebody looks."""
+        key = (metric, values)
+        self._counted[key] = self._counted.get(key, 0) + number
+
     def render(self) -> bytes:
         """The text of GET /metrics; its content type is CONTENT_TYPE."""
+        counted, self._counted = self._counted, {}
+        for (metric, values), number in counted.items():
+            metric.labels(*values).inc(number)
         return generate_latest(self.registry)
 
     # HTTP: every request, whatever it asks for.
@@ -123,15 +130,15 @@ class GatewayMetrics:
         path is the route's pattern, never the client's string; error_code is "" for a success.
         """
         self._http_active.dec()
-        self._of(self._http_requests, method, path).inc()
-        self._of(self._http_responses, path, str(status), error_code).inc()
+        self._count(self._http_requests, 1, method, path)
+        self._count(self._http_responses, 1, path, str(status), error_code)
         self._of(self._http_duration, method, path).observe(duration_s)
 
     # Router: requests that need an engine.
 
     def route_started(self, route: RouteLabels, streaming: bool) -> None:
         """A valid request was accepted for routing."""
-        self._of(self._router_requests, *route.values, "true" if streaming else "false").inc()
+        self._count(self._router_requests, 1, *route.values, "true" if streaming else "false")
 
     def route_failed(self, route: RouteLabels, error_type: str, reason: str) -> None:
         """The request ended with an error; reason is the error's machine-readable code."""
@@ -151,7 +158,7 @@ class GatewayMetrics:
     def tokens(self, route: RouteLabels, num_input: int, num_cached: int, num_output: int) -> None:
         """Tokens of one finished or broken request; cached ones are part of the input."""
         for token_type, num_tokens in (("input", num_input), ("cached", num_cached), ("output", num_output)):
-            self._of(self._router_tokens, *route.values, token_type).inc(num_tokens)
+            self._count(self._router_tokens, num_tokens, *route.values, token_type)
 
     # Workers.
 
@@ -171,11 +178,11 @@ class GatewayMetrics:
 
     def worker_requested(self, worker: str) -> None:
         """An attempt went to a worker."""
-        self._of(self._worker_requests, worker).inc()
+        self._count(self._worker_requests, 1, worker)
 
     def worker_failed(self, worker: str, code: str) -> None:
         """An attempt ended by an error of the worker's; code is the error's."""
-        self._of(self._worker_errors, worker, code).inc()
+        self._count(self._worker_errors, 1, worker, code)
 
     def worker_capacity(self, worker: str, num_tokens: int, block_size: int) -> None:
         """The KV pool of all ranks of a worker, and the size of its blocks, in tokens."""
@@ -200,9 +207,9 @@ class GatewayMetrics:
 
     def worker_selected(self, connection_mode: str, model: str, policy: str, branch: str) -> None:
         """A policy chose a worker for an attempt; branch is the policy's reason."""
-        self._of(self._worker_selections, "regular", connection_mode, model, policy).inc()
+        self._count(self._worker_selections, 1, "regular", connection_mode, model, policy)
         if policy in self._branches:
-            self._of(self._branches[policy], branch).inc()
+            self._count(self._branches[policy], 1, branch)
 
     def policy_remembers(self, policy: str, number: int) -> None:
         """How much a policy keeps of requests: tokens of cache_aware's tree, keys of manual's table."""
@@ -219,7 +226,7 @@ class GatewayMetrics:
 
     def breaker_outcome(self, worker: str, success: bool) -> None:
         """An attempt ended in a way that speaks for (True) or against a worker."""
-        self._of(self._cb_outcomes, worker, "success" if success else "failure").inc()
+        self._count(self._cb_outcomes, 1, worker, "success" if success else "failure")
 
     def breaker_changed(self, worker: str, old: str, new: str) -> None:
         """A circuit breaker went from one state to another; closed, open or half_open."""
@@ -255,13 +262,13 @@ class GatewayMetrics:
 
     def tokenizer_lookup(self, cache: str, hit: bool, num_reused: int) -> None:
         """A tokenizer cache ("l0" or "l1") was asked; characters that were not encoded again."""
-        self._of(self._tokenizer_lookups, cache, "hit" if hit else "miss").inc()
-        self._of(self._tokenizer_reused, cache).inc(num_reused)
+        self._count(self._tokenizer_lookups, 1, cache, "hit" if hit else "miss")
+        self._count(self._tokenizer_reused, num_reused, cache)
 
     def turn_went_on(self, first_diverging: int | None, num_before: int) -> None:
         """A conversation's next prompt came. first_diverging: where it leaves the prompt and answer before it, of
         `num_before` tokens; None when it begins with all of them."""
-        self._of(self._turns, "extends" if first_diverging is None else "diverges").inc()
+        self._count(self._turns, 1, "extends" if first_diverging is None else "diverges")
         if first_diverging is not None:
             self._first_diverging.observe(first_diverging)
             self._diverged.inc(num_before - first_diverging)
