@@ -69,11 +69,23 @@ bool Scheduler::IsBlockedByClaim(Request& request) {
 
 bool Scheduler::Admit(Draft& draft, Request& request) {
   const Identity identity = IdentityOf(request);
+  const bool receives =
+      config_.role == Role::kDecode && std::holds_alternative<Submitted>(request.state);
+  const Start start = receives ? Start{{request.hit, {}}, request.log.size()}
+                               : FindStart(request, identity, /*copies=*/true);
+  if (AdmitAt(draft, request, identity, start)) return true;
+  // The block that a tail would be copied out of may be the one that the pool lacks. With nobody
+  // here, no other will come back.
+  const bool waits = !prefilling_.empty() || !decoding_.empty() || BlocksWillReturn();
+  if (!start.hit.tail.node.valid() || waits) return false;
+  return AdmitAt(draft, request, identity, FindStart(request, identity, /*copies=*/false));
+}
+
+bool Scheduler::AdmitAt(Draft& draft, Request& request, const Identity& identity,
+                        const Start& start) {
   const int32_t num_tokens = request.log.size();
   const bool receives =
       config_.role == Role::kDecode && std::holds_alternative<Submitted>(request.state);
-  const Start start =
-      receives ? Start{{request.hit, {}}, num_tokens} : FindStart(request, identity);
   const int32_t num_here = start.hit.path.num_blocks * config_.block_size;
   const int32_t num_cached = receives ? num_here : start.num_tokens;
 
@@ -132,9 +144,9 @@ void Scheduler::MoveInto(Request& request, const Start& start) {
   counters.host_tokens = (num_blocks - num_here) * config_.block_size - counters.store_tokens;
 }
 
-// The furthest point from which every group can go on: in the middle of a block, by copy; or where
-// blocks end, on the device or with what the host tier adds.
-Start Scheduler::FindStart(Request& request, const Identity& identity) {
+// The furthest point from which every group can go on: in the middle of a block, by copy (if
+// `copies`); or where blocks end, on the device or with what the host tier adds.
+Start Scheduler::FindStart(Request& request, const Identity& identity, bool copies) {
   const Content content = ContentOf(request);
   const PrefixCursor& path = request.hit;
   const int32_t limit = request.log.size() - 1;
@@ -142,6 +154,7 @@ Start Scheduler::FindStart(Request& request, const Identity& identity) {
   const int32_t joint = cache_.Joint(path, path.num_blocks, nowhere);
   Start best{{cache_.Prefix(path, joint), {}}, joint * config_.block_size};
   for (const int32_t depth : {joint, path.num_blocks}) {
+    if (!copies) break;
     const PrefixCursor end = cache_.Prefix(path, depth);
     const TailHit tail = cache_.FindTail(end, identity, content, limit);
     const int32_t reach = depth * config_.block_size + tail.num_tokens;

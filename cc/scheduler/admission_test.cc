@@ -184,6 +184,18 @@ TEST(PrefixCache, ARepeatedPromptComputesItsLastTokenOnly) {
   EXPECT_EQ(sched.cached(2), 15);
 }
 
+TEST(PrefixCache, APromptThatFillsThePoolGoesWithoutTheTailThatItCouldCopy) {
+  Sched sched;
+  sched.blocks(3).submit(Ask(1).prompt(Tokens(9, 10)).max_new(1)).run();
+  // Two full blocks are shared; its third block and the tail of the first prompt are one too many.
+  std::vector<int32_t> other = Tokens(9, 9);
+  other.push_back(77);
+  sched.submit(Ask(2).prompt(other).max_new(1)).run();
+  EXPECT_EQ(sched.cached(2), 8);
+  sched.submit(Ask(3).prompt(Tokens(5, 2)).max_new(1)).run();
+  EXPECT_EQ(sched.num_ends(3), 1);
+}
+
 TEST(PrefixCache, TheNextTurnHitsTheAnswerOfTheTurnBefore) {
   Sched sched;
   sched.submit(Ask(1).prompt(Tokens(9, 10)).max_new(5)).run();

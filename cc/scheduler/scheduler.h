@@ -129,8 +129,9 @@ class Scheduler {
   Request* PickCandidate();
   bool IsBlockedByClaim(Request& request);
   bool Admit(Draft& draft, Request& request);
+  bool AdmitAt(Draft& draft, Request& request, const Identity& identity, const Start& start);
   void MoveInto(Request& request, const Start& start);
-  Start FindStart(Request& request, const Identity& identity);
+  Start FindStart(Request& request, const Identity& identity, bool copies);
   int32_t HostDepth(const Request& request, const Identity& identity, const Content& content) const;
   HostQuery AskFor(const Identity& identity, const Content& content, const BlockPlace& place) const;
   void ClaimNextBlock(Request& request);

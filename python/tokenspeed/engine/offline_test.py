@@ -386,3 +386,12 @@ def test_logprobs_of_a_prompt_do_not_depend_on_chunks_or_the_cache(start_engine:
     assert logprobs is not None
     whole = start_engine(max_num_seqs=4).generate([prompt + output], params)[0].prompt_logprobs
     assert whole is not None and whole[len(prompt) :] == logprobs
+
+
+def test_a_prompt_as_long_as_the_pool_that_shares_a_part_of_a_block_is_answered(start_engine: StartEngine) -> None:
+    """The block that its shared part would be copied from is the one that it needs."""
+    engine = start_engine(max_total_tokens=64, block_size=16)
+    first = [7 + i for i in range(56)]
+    second = first[:52] + [300] * 4
+    for prompt in (first, second, first):
+        assert len(engine.generate([prompt], {"max_new_tokens": 2, "ignore_eos": True})[0].token_ids) == 2
