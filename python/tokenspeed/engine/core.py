@@ -214,7 +214,7 @@ def build(
         progress("warming up")
         warm_up(loop, config)
     late_compiles = LateCompiles(metrics.compiled_late)
-    if not on_cpu:
+    if not on_cpu and ranks.leads:  # another rank has still to repeat the warm-up
         late_compiles.watch()
     kv_feed, kv_events = KvFeed(scheduler, config.memory.block_size), None
     if config.operations.kv_events.publishes and ranks.leads:
