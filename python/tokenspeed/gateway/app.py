@@ -211,7 +211,8 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
             host = config.prometheus_host or config.host
             await _listen(stack, _metrics_app(service), host, config.prometheus_port, None, shared)
         if config.member is not None:
-            door = Door(config.member, service.own_metrics, stop_response)
+            door = Door(config.member, service.own_metrics, lambda: bool(router.ready()), stop_response)
+            service.others_ready = door.others_ready
             service.totals, service.stop_elsewhere = door.metrics, door.stop_everywhere
             admin.fixed_workers = True
             await door.open()

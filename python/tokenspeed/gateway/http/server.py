@@ -265,6 +265,8 @@ class Server:
         service = self._service
         num_ready = sum(worker.state() is WorkerState.READY for worker in service.router.workers)
         ready = num_ready > 0 and not service.stopping
+        if ready and service.others_ready is not None:
+            ready = await service.others_ready()
         status = "ready" if ready else ("draining" if service.stopping else "not ready")
         body = {"status": status, "workers": len(service.router.workers), "workers_ready": num_ready}
         return _json(body, 200 if ready else 503)

@@ -80,6 +80,8 @@ class Service:
         """Where a request's routing key is looked for, in this order."""
         self.totals: Callable[[], Awaitable[bytes]] | None = None
         """Where there are several gateway processes: the text of /metrics of all of them."""
+        self.others_ready: Callable[[], Awaitable[bool]] | None = None
+        """Where there are several: whether the others have workers too."""
         self.stop_elsewhere: Callable[[str], Awaitable[None]] | None = None
         """Where there are several: ends a background response that runs in another one."""
 

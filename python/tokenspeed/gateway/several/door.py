@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """How the gateway processes of one port reach each other: a Unix socket each, in their private folder.
 
-`GET /metrics` gives one process's own counts; `POST /responses/{id}/stop` ends a background response, if it runs
-there. A process that is away (it is being started again) is passed over.
+`GET /metrics` gives one process's own counts, `GET /ready` says whether it has a worker; `POST /responses/{id}/stop`
+ends a background response, if it runs there. A process that is away (it is being started again) is passed over.
 """
 
 from __future__ import annotations
@@ -24,16 +24,29 @@ _TIMEOUT_S = 5.0
 
 
 class Door:
-    """This process's door and the way to the others'. `metrics` gives its own text, `stop` ends a response here."""
+    """This process's door and the way to the others'. `metrics` gives its own text, `ready` says whether it has a
+    worker, `stop` ends a response here."""
 
-    def __init__(self, member: Member, metrics: Callable[[], bytes], stop: Callable[[str], Awaitable[None]]) -> None:
-        self._member, self._own, self._stop = member, metrics, stop
+    def __init__(
+        self,
+        member: Member,
+        metrics: Callable[[], bytes],
+        ready: Callable[[], bool],
+        stop: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._member, self._own, self._ready, self._stop = member, metrics, ready, stop
         self._runner: web.AppRunner | None = None
 
     async def open(self) -> None:
         """Listen. From then on the process in front knows that this one serves."""
         app = web.Application()
-        app.add_routes([web.get("/metrics", self._metrics), web.post("/responses/{id}/stop", self._stopped)])
+        app.add_routes(
+            [
+                web.get("/metrics", self._metrics),
+                web.get("/ready", self._readiness),
+                web.post("/responses/{id}/stop", self._stopped),
+            ]
+        )
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         self._member.door.unlink(missing_ok=True)
@@ -49,6 +62,11 @@ class Door:
         others = await asyncio.gather(*(_ask("GET", door, "/metrics") for door in self._others()))
         return added_up([self._own(), *(text for text in others if text is not None)])
 
+    async def others_ready(self) -> bool:
+        """Whether every other process that can be asked has a worker: the next connection may be any one's."""
+        answers = await asyncio.gather(*(_ask("GET", door, "/ready") for door in self._others() if door.exists()))
+        return b"no" not in answers
+
     async def stop_everywhere(self, response_id: str) -> None:
         """End a background response, wherever it runs."""
         await asyncio.gather(*(_ask("POST", door, f"/responses/{response_id}/stop") for door in self._others()))
@@ -58,6 +76,9 @@ class Door:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._own())
+
+    async def _readiness(self, request: web.Request) -> web.Response:
+        return web.Response(body=b"yes" if self._ready() else b"no")
 
     async def _stopped(self, request: web.Request) -> web.Response:
         await self._stop(request.match_info["id"])

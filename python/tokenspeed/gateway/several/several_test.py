@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -22,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from tokenspeed.config.member import Member
+from tokenspeed.gateway.several.door import Door
 from tokenspeed.gateway.several.totals import added_up
 from tokenspeed.gateway.testing.fake_engine import FakeEngine, Step
 from tokenspeed.gateway.testing.running import ids, write_tokenizer
@@ -237,9 +240,36 @@ def test_counts_are_added_and_what_all_say_of_a_worker_is_said_once() -> None:
     two = (
         b'# TYPE smg_x_total counter\nsmg_x_total{a="1"} 3.0\nsmg_x_total{a="2"} 1.0\n'
         b"# TYPE smg_worker_health gauge\nsmg_worker_health 1.0\n"
+        b"# TYPE smg_x_created gauge\nsmg_x_created 1.7e9\n"
         b'# TYPE smg_t histogram\nsmg_t_bucket{le="+Inf"} 4.0\nsmg_t_count 4.0\nsmg_t_sum 2.5\n'
     )
     lines = added_up([one, two, two]).decode().splitlines()
     assert 'smg_x_total{a="1"} 8.0' in lines and 'smg_x_total{a="2"} 2.0' in lines
     assert "smg_worker_health 1.0" in lines
+    assert not any("created" in line for line in lines)
     assert 'smg_t_bucket{le="+Inf"} 8.0' in lines and "smg_t_sum 5.0" in lines
+
+
+def test_a_process_says_that_another_one_has_no_worker_yet(tmp_path: Path) -> None:
+    async def asked() -> list[bool]:
+        members = [Member(index, 3, str(tmp_path), 1) for index in range(3)]
+        states = [True, False]
+        doors = [
+            Door(member, lambda: b"", lambda index=member.index: states[index], _nothing)  # type: ignore[misc]
+            for member in members[:2]  # the third is being started again
+        ]
+        for door in doors:
+            await door.open()
+        found = [await doors[0].others_ready()]
+        states[1] = True
+        found.append(await doors[0].others_ready())
+        await doors[1].close()
+        found.append(await doors[0].others_ready())
+        await doors[0].close()
+        return found
+
+    assert asyncio.run(asked()) == [False, True, True]
+
+
+async def _nothing(response_id: str) -> None:
+    """There are no background responses."""

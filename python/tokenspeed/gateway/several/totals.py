@@ -40,12 +40,12 @@ def added_up(texts: Iterable[bytes]) -> bytes:
     values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for text in texts:
         for family in text_string_to_metric_families(text.decode()):
+            if family.name.endswith("_created"):
+                continue  # when a series began differs by process and says nothing of all
             merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             seen = values.setdefault(family.name, {})
             adds = family.type in ("counter", "histogram", "summary") or family.name in _PER_PROCESS
             for sample in family.samples:
-                if sample.name.endswith("_created"):
-                    continue
                 key = (sample.name, tuple(sorted(sample.labels.items())))
                 before = seen.get(key)
                 seen[key] = sample.value if before is None else _joined(before, sample.value, adds)
