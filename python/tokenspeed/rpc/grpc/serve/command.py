@@ -26,8 +26,11 @@ def main(argv: Sequence[str]) -> int:
         return 0
     try:
         return _serve(argv)
-    except (FlagError, ModelError, LimitError) as error:
-        print(f"tokenspeed.rpc.grpc: error: {error}", file=sys.stderr)
+    except ValueError as error:
+        # OutOfMemory is the engine's, which is not loaded for a wrong flag.
+        if not isinstance(error, (FlagError, ModelError, LimitError)) and type(error).__name__ != "OutOfMemory":
+            raise
+        print(f"tokenspeed.rpc.grpc: error: {' '.join(str(error).split())}", file=sys.stderr)
         return USAGE
 
 

@@ -22,7 +22,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tokenspeed.engine.offline import Engine
-from tokenspeed.observability.traces import Span
 from tokenspeed.rpc.grpc.limits import DEFAULT_MAX_MESSAGE_BYTES, LimitError, max_message_bytes
 from tokenspeed.rpc.grpc.serve.conftest import RunningServer, Served
 from tokenspeed_protos import common_pb2, tokenspeed_encoder_pb2, tokenspeed_encoder_pb2_grpc
@@ -357,34 +356,17 @@ def test_the_limit_of_messages_comes_from_the_environment(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [(["--port", "70000"], "--port"), (["--no-such"], "--no-such"), (["--skip-tokenizer-init"], "--skip-tokenizer")],
+    [
+        (["--port", "70000"], "--port"),
+        (["--no-such"], "--no-such"),
+        (["--skip-tokenizer-init"], "--skip-tokenizer"),
+        (["--kv-cache-gib", "0.0001"], "--kv-cache-gib"),
+    ],
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(words: list[str], named: str) -> None:
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
     command = [sys.executable, "-m", "tokenspeed.rpc.grpc", *words]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and named in done.stderr and len(done.stderr.strip().splitlines()) == 1
-
-
-def test_a_span_of_a_request_hangs_under_the_callers(served: Served) -> None:
-    told: list[str | None] = []
-
-    class Spans:
-        def begin(self, name: str, traceparent: str | None) -> Span:
-            raise AssertionError("an engine's spans are over when they are told")
-
-        def record(self, name: str, traceparent: str | None, times_ts: Any, attributes: Any) -> None:
-            told.append(traceparent)
-
-        def close(self) -> None:
-            return None
-
-    log = served.engine._running().loop.log
-    log.tracer, before = Spans(), log.tracer
-    try:
-        asked = request(served.engine, params={"max_new_tokens": 2, "n": 2})
-        metadata = (("traceparent", "00-abc"),)
-        assert len(completes(list(served.stub.Generate(asked, metadata=metadata, timeout=60)))) == 2
-    finally:
-        log.tracer = before
-    assert told == ["00-abc", "00-abc"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    lines = [line for line in done.stderr.splitlines() if "error" in line]
+    assert done.returncode == 2 and len(lines) == 1 and named in lines[0], done.stderr
+    assert "Traceback" not in done.stderr
