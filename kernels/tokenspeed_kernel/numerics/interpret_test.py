@@ -29,7 +29,7 @@ def results() -> dict[str, list[tuple[str, str, float]]]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, list[tuple[str, str, float]]] = json.loads(done.stdout)
