@@ -125,7 +125,7 @@ def test_layers_that_predict_several_tokens_are_left_alone_and_others_are_not(fo
 
 
 def test_ranks_must_divide_the_heads(folder: Path) -> None:
-    with pytest.raises(ModelError, match="4 KV heads do not divide among 3 ranks"):
+    with pytest.raises(ModelError, match="--tensor-parallel-size: 4 heads do not divide among 3 ranks"):
         load(folder, "dummy", Group(0, 3))
 
 
