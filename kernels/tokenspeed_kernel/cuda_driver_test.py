@@ -183,6 +183,11 @@ def test_a_few_rows_are_cut_as_their_length_and_the_cores_allow(rows: int, longe
     assert cuda_paged.num_parts(rows, 66, longest) == parts
 
 
+@pytest.mark.parametrize(("rows", "shared", "pays"), [(32, 4096, True), (64, 1024, False), (8, 4096, False)])
+def test_rows_share_a_prefix_only_where_that_was_measured_to_pay(rows: int, shared: int, pays: bool) -> None:
+    assert ((rows - 1) * shared >= cuda_paged.least_saved(8)) == pays
+
+
 @pytest.mark.parametrize(("rows", "per_tile", "items"), [(1, 16, 0), (2, 16, 25), (32, 16, 48), (256, 8, 400)])
 def test_groups_have_room_for_pairs_and_a_single_row_has_none(rows: int, per_tile: int, items: int) -> None:
     assert cuda_plan.most_shared_items(rows, per_tile) == items
