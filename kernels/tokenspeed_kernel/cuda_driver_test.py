@@ -311,6 +311,20 @@ def test_attention_of_a_usual_model_is_cuda_on_hopper_and_triton_elsewhere(fatbi
     assert winner(Platform("x86_64", frozenset(), (8, 0), "A")) == ["triton"]
 
 
+def test_latent_attention_of_deepseeks_sizes_is_cuda_on_hopper_and_triton_elsewhere(fatbin: Path) -> None:
+    def winner(platform: Platform, latent_dim: int) -> list[str]:
+        told = explain(
+            "attention.mla", platform=platform, device="cuda", dtype=torch.bfloat16, kv_dtype=torch.bfloat16,
+            latent_dim=latent_dim, key_dim=64, block_size=64,
+        )  # fmt: skip
+        return [name for name, verdict, _ in told if verdict == "chosen"]
+
+    for name in ("decode_plan", "prefill_plan", "latent_attention"):
+        names_in(name)
+    assert winner(HOPPER, 512) == ["cuda_bf16"]
+    assert winner(HOPPER, 256) == winner(Platform("x86_64", frozenset(), (8, 0), "A"), 512) == ["triton"]
+
+
 def test_what_a_tensor_holds_of_its_owner_goes_without_a_collection() -> None:
     class Owner:
         pass

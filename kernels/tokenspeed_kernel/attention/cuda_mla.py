@@ -3,7 +3,7 @@
 
 A launch for the rows of one query and one for the others, planned once a step as those of `cuda_paged`, with whom it
 shares counters; calls on one device must follow each other on one stream. A row's sums depend on the batch in their
-order.
+order. Rows of one query whose heads fit in one tile are Triton's, which was measured to read them as fast or faster.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from tokenspeed_kernel.attention import cuda_plan
 from tokenspeed_kernel.attention.cuda_plan import DecodeCut, PrefillCut, addresses
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
+from tokenspeed_kernel.attention.triton_mla import attend_decodes
 from tokenspeed_kernel.cuda_driver import CudaModule, fatbin_for, swizzled_heads, swizzled_rows
 from tokenspeed_kernel.registry import Band, Platform, cuda, kernel
 
@@ -56,13 +57,12 @@ def _sixteens(block_size: int) -> bool:
     needs=cuda(9, only_major=True, also=_all_built),
     dtypes={torch.bfloat16},
     traits={"latent_dim": {_LATENT}, "key_dim": {_KEY}, "block_size": _sixteens, "kv_dtype": {torch.bfloat16}},
-    band=Band.PORTABLE,
-    priority=-1,
+    band=Band.NATIVE,
 )
 def latent_attention(
     q: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, scale: float, latent_dim: int
 ) -> torch.Tensor:
-    """At most two launches, and at a step's first layer two more; their number and sizes depend on the metadata's
+    """At most three launches, and at a step's first layer two more; their number and sizes depend on the metadata's
     host integers only."""
     if q.dim() != 3 or cache.dim() != 3 or q.shape[2] != cache.shape[2] or q.shape[2] != _LATENT + _KEY:
         raise ValueError(f"q [T, Hq, 576] and a cache [blocks, size, 576] expected, got {q.shape}, {cache.shape}")
@@ -74,7 +74,9 @@ def latent_attention(
     out = torch.empty(tokens, num_heads, latent_dim, dtype=q.dtype, device=q.device)
     heads = min(num_heads, _QUERIES)
     head_tiles, cores = -(-num_heads // heads), cuda_plan.num_cores(q.device)
-    if meta.num_decode_rows:
+    if meta.num_decode_rows and num_heads <= _QUERIES:
+        attend_decodes(q, cache, meta, scale, out)
+    elif meta.num_decode_rows:
         _decode(q, cache, meta, scale, out, DecodeCut(cache.shape[1], max(1, cores // head_tiles)))
     if meta.num_decode_rows < meta.kv_lens.shape[0]:
         _prefill(q, cache, meta, scale, out, PrefillCut(_QUERIES // heads, head_tiles, 0))

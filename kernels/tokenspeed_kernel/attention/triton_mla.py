@@ -159,16 +159,22 @@ def latent_attention(
 ) -> torch.Tensor:
     """Up to three launches: decode, its merge, prefill. Their number depends on the metadata's host integers only."""
     out = _checked(q, cache, meta, latent_dim)
-    num_heads, decodes = q.shape[1], meta.num_decode_rows
-    half = q.element_size() == 2
-    if decodes:
-        tile_m = max(16, min(triton.next_power_of_2(num_heads), 64 if half else 16))
-        programs = decodes * triton.cdiv(num_heads, tile_m)
-        splits = num_splits(programs, meta.max_kv_len, _num_cores(q.device))
-        _launch(q, cache, meta, scale, out, _Tiling(tile_m, 1, splits, meta.decode_rows))
+    if meta.num_decode_rows:
+        attend_decodes(q, cache, meta, scale, out)
     if meta.prefill_rows.num_rows:
         _launch(q, cache, meta, scale, out, _square(q, meta.prefill_rows))
     return out
+
+
+def attend_decodes(
+    q: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, scale: float, out: torch.Tensor
+) -> None:
+    """The rows of one query: two launches at most, into their part of out [T, Hq, latent_dim]."""
+    num_heads = q.shape[1]
+    tile_m = max(16, min(triton.next_power_of_2(num_heads), 64 if q.element_size() == 2 else 16))
+    programs = meta.num_decode_rows * triton.cdiv(num_heads, tile_m)
+    splits = num_splits(programs, meta.max_kv_len, _num_cores(q.device))
+    _launch(q, cache, meta, scale, out, _Tiling(tile_m, 1, splits, meta.decode_rows))
 
 
 @kernel(
