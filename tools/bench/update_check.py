@@ -87,8 +87,15 @@ def differences(name: str, folder: Path) -> int:
         return [engine.generate([prompt], PARAMS)[0].token_ids for prompt in prompts]
 
     def start(path: str) -> Any:
-        # A port that is free.
-        return Engine(path, skip_tokenizer_init=True, max_num_seqs=8, rl_control_port=0, **OPTIONS[name])
+        # A port that is free; no cache, since what is computed from one differs in its last bits.
+        return Engine(
+            path,
+            skip_tokenizer_init=True,
+            max_num_seqs=8,
+            rl_control_port=0,
+            enable_prefix_caching=False,
+            **OPTIONS[name],
+        )
 
     fresh = start(new)
     expected = answers(fresh)
@@ -97,7 +104,8 @@ def differences(name: str, folder: Path) -> int:
     before = answers(engine)
     checks = {
         "the weights differ": before != expected,
-        "a deeper model is refused": update(engine, deeper) == 400 and answers(engine) == before,
+        "a deeper model is refused": update(engine, deeper) == 400,
+        "which changes nothing": answers(engine) == before,
         "new weights are taken": update(engine, new) == 200 and answers(engine) == expected,
         "and the old ones again": update(engine, old) == 200 and answers(engine) == before,
         "nothing compiles late": engine.late_compiles == 0,

@@ -384,3 +384,17 @@ def test_kernel_compiles_for_ampere(name: str) -> None:
 )
 def test_splits_fill_the_cores_and_leave_each_enough_tokens(num_programs: int, max_kv_len: int, splits: int) -> None:
     assert num_splits(num_programs, max_kv_len, 132) == splits
+
+
+@pytest.mark.parametrize(
+    ("kernel", "columns"),
+    [
+        (penalties_kernel, {"slots", "repetition", "frequency", "presence"}),
+        (sample_kernel, {"temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions"}),
+        (token_mask_kernel, {"mask", "rows"}),
+    ],
+    ids=["penalties", "sample", "token mask"],
+)
+def test_where_a_column_of_parameters_begins_makes_no_new_variant(kernel: Any, columns: set[str]) -> None:
+    # With so many rows that a column begins at a multiple of 16 bytes, another kernel would be compiled, after ready.
+    assert {param.name for param in kernel.params if param.do_not_specialize_on_alignment} == columns

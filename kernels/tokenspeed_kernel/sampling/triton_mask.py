@@ -13,7 +13,7 @@ from tokenspeed_kernel.registry import Band, cuda, kernel
 _BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["mask", "rows"])
 def token_mask_kernel(logits, mask, rows, vocab_size, num_words, BLOCK: tl.constexpr):
     """A tile of one masked row; only barred tokens are written."""
     index = tl.program_id(0).to(tl.int64)

@@ -13,7 +13,8 @@ from tokenspeed_kernel.registry import Band, cuda, kernel
 _BLOCK = 1024
 
 
-@triton.jit
+# Columns of a table of parameters, one number a program: where they begin depends on how many rows there are.
+@triton.jit(do_not_specialize_on_alignment=["slots", "repetition", "frequency", "presence"])
 def penalties_kernel(
     logits, slots, output_counts, prompt_mask, repetition, frequency, presence, vocab_size, BLOCK: tl.constexpr
 ):

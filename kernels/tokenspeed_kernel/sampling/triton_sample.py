@@ -78,7 +78,8 @@ def _gumbel(start, seed, position, BLOCK: tl.constexpr):
     return -tl.log(-tl.log(uniform))
 
 
-@triton.jit
+# Columns of a table of parameters, one number a program: where they begin depends on how many rows there are.
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions"])
 def sample_kernel(
     logits, temperatures, top_ks, top_ps, min_ps, seeds, positions, out, stride, vocab_size, BLOCK: tl.constexpr
 ):
