@@ -85,9 +85,7 @@ ROUTING_FLAGS: tuple[Flag, ...] = (
     ),
     _flag("--max-tree-size", "int", 67108864, "cache_aware: prompt tokens remembered, of all workers"),
     _flag("--prefix-token-count", "int", 256, "prefix_hash: tokens that are hashed"),
-    _flag(
-        "--prefix-hash-load-factor", "float", 1.25, "prefix_hash: multiple of the mean to pass a worker by"
-    ),
+    _flag("--prefix-hash-load-factor", "float", 1.25, "prefix_hash: multiple of the mean to pass a worker by"),
     _flag("--prefix-hash-balance-abs-threshold", "float", 10.0, "prefix_hash: and requests above the mean"),
     _flag("--max-idle-secs --sticky-key-idle-secs", "float", 14400.0, "manual: a key unused so long is free"),
     _flag("--assignment-mode", "str", "min_load", "manual: worker of a new key", *ASSIGNMENT_MODES),

@@ -65,6 +65,4 @@ def check_split(shape: Shape, latent: bool, num_ranks: int) -> None:
     if not latent:
         head_shares(shape.num_heads, shape.num_kv_heads, 0, num_ranks)
     if shape.vocab_size % num_ranks:
-        raise ModelError(
-            f"{FLAG}: a vocabulary of {shape.vocab_size} tokens does not divide among {num_ranks} ranks"
-        )
+        raise ModelError(f"{FLAG}: a vocabulary of {shape.vocab_size} tokens does not divide among {num_ranks} ranks")

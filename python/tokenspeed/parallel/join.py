@@ -39,9 +39,7 @@ class Opened:
         self.meeting = Meeting(host, self.store.port)
 
 
-def join(
-    meeting: Meeting, rank: int, num_ranks: int, device: torch.device, ordered: bool, timeout_s: float
-) -> Group:
+def join(meeting: Meeting, rank: int, num_ranks: int, device: torch.device, ordered: bool, timeout_s: float) -> Group:
     """Our place in a group of `num_ranks`.
 
     ordered: as `Group` has it; always so on a CPU. timeout_s: for a collective on a CPU; those of GPUs are watched by
@@ -56,9 +54,7 @@ def join(
 
 
 def _store(host: str, port: int, num_ranks: int, timeout_s: float, opens: bool) -> Any:
-    return dist.TCPStore(
-        host, port, num_ranks, opens, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
-    )
+    return dist.TCPStore(host, port, num_ranks, opens, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
 
 
 def _gloo(store: Any, rank: int, num_ranks: int, host: str) -> Any:

@@ -78,9 +78,7 @@ _Place = tuple[str, str | None, int]
 
 
 class _RankFeed:
-    def __init__(
-        self, feed: KvFeed, context: zmq.Context[Any], place: _Place, topic: str, known: WorkerBlocks
-    ) -> None:
+    def __init__(self, feed: KvFeed, context: zmq.Context[Any], place: _Place, topic: str, known: WorkerBlocks) -> None:
         endpoint, replay, rank = place
         self._feed, self._blocks = feed, known
         self._index: KvIndex = known.of_rank(rank)

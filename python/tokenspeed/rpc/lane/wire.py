@@ -213,7 +213,6 @@ class BatchTokenIDOutSlim(msgspec.Struct, array_like=True, frozen=True, tag="Bat
             if len(getattr(self, name)) not in (0, rows):
                 raise WireError(f"BatchTokenIDOutSlim: column {name} has {len(getattr(self, name))} of {rows} rows")
 
-
     def of_rows(self, rows: Sequence[int]) -> BatchTokenIDOutSlim:
         """The batch with some of its rows only."""
         columns = {}

@@ -39,9 +39,7 @@ _HTTP_STATUS = {
 }
 
 
-def to_request(
-    request: PlainGenerateReqInput | TokenizedGenerateReqInput, rank: int | None
-) -> pb.GenerateRequest:
+def to_request(request: PlainGenerateReqInput | TokenizedGenerateReqInput, rank: int | None) -> pb.GenerateRequest:
     """rank: the one that must serve it; None where there is one only."""
     sampling = request.sampling_params
     sent = pb.GenerateRequest(

@@ -102,9 +102,7 @@ def _refuse_absent(request: pb.GenerateRequest) -> None:
             raise RequestError(field, "unsupported", f"{field}: this engine does not have {what}")
 
 
-def _params(
-    request: pb.GenerateRequest, defaults: Mapping[str, float], admission: AdmissionConfig
-) -> SamplingParams:
+def _params(request: pb.GenerateRequest, defaults: Mapping[str, float], admission: AdmissionConfig) -> SamplingParams:
     sent = request.sampling_params
     values: dict[str, Any] = dict(defaults)
     values |= {name: _shortest(getattr(sent, name)) for name in _SCALARS if sent.HasField(name)}
