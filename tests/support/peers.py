@@ -7,6 +7,7 @@ than ours. A `Program` owns the process that it starts, with its own log, and en
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -50,6 +51,8 @@ class Program:
         self.command = [sys.executable, "-m", *arguments]
         self._env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", **(env or {})}
         self.process = self._start()
+        # Also where a fixture fails before it could stop what it has started.
+        atexit.register(self.kill)
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self._log_path.open("ab") as log:
