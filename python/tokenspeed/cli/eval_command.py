@@ -141,7 +141,7 @@ def _opened(path: str | None) -> contextlib.AbstractContextManager[IO[str] | Non
 
 async def _evaluate(plan: Plan, url: str, out: IO[str] | None) -> dict[str, Any]:
     flags = plan.flags
-    progress = Progress(len(plan.items), sys.stderr)
+    progress = Progress(len(plan.items), sys.stderr, "right")
     async with Client(url, flags["api_key"], flags["concurrency"], flags["timeout"]) as client:
         await client.choose_model(flags["model"] if flags["base_url"] else None)
         # One program a running request at most; requests wait for their slots in the client.
@@ -246,8 +246,8 @@ class Progress:
 
     _WIDTH = 30
 
-    def __init__(self, total: int, stream: IO[str]) -> None:
-        self._total, self._stream, self._live = total, stream, stream.isatty()
+    def __init__(self, total: int, stream: IO[str], said: str) -> None:
+        self._total, self._stream, self._live, self._said = total, stream, stream.isatty(), said
         self._done = self._right = 0
 
     def count(self, result: dict[str, Any]) -> None:
@@ -255,7 +255,7 @@ class Progress:
         self._right += bool(result.get("correct"))
         if self._live:
             bar = "#" * (self._WIDTH * self._done // self._total)
-            self._stream.write(f"\r[{bar:<{self._WIDTH}}] {self._done}/{self._total}, {self._right} right")
+            self._stream.write(f"\r[{bar:<{self._WIDTH}}] {self._done}/{self._total}, {self._right} {self._said}")
             self._stream.flush()
 
     def close(self) -> None:

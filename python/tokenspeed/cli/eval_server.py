@@ -13,7 +13,7 @@ import json
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -62,6 +62,18 @@ class Client:
         """The JSON answer, once a slot is free. Raises ServerError for anything but 200 with an object."""
         async with self._slots:
             return await self._ask("POST", path, {"model": self.model, **body})
+
+    async def lines(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        """The lines of a streamed answer as they come; no slot is taken. Raises ServerError."""
+        url = f"{self._base_url}{path}"
+        try:
+            async with self._session.post(url, json={"model": self.model, **body}) as response:
+                if response.status != 200:
+                    raise ServerError(f"{url}: HTTP {response.status}: {(await response.text(errors='replace'))[:300]}")
+                async for line in response.content:
+                    yield line
+        except (TimeoutError, aiohttp.ClientError, ValueError) as error:
+            raise ServerError(f"{url}: {str(error) or type(error).__name__}") from None
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         url = f"{self._base_url}{path}"

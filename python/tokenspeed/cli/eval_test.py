@@ -335,7 +335,7 @@ def test_an_own_server_that_is_never_ready_is_ended_by_its_process_id(monkeypatc
 def test_the_bar_is_for_terminals_alone() -> None:
     code = (
         "import sys; from tokenspeed.cli.eval_command import Progress; sys.stderr.isatty = lambda: sys.argv[1] == 'y'\n"
-        "bar = Progress(2, sys.stderr); bar.count({'correct': True}); bar.count({'error': 'x'}); bar.close()"
+        "bar = Progress(2, sys.stderr, 'right'); bar.count({'correct': True}); bar.count({'error': 'x'}); bar.close()"
     )
     said = {
         word: subprocess.run(

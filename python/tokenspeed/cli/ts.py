@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`ts COMMAND`: serve, eval, env, kernels, version. Each command is a module, imported when asked for."""
+"""`ts COMMAND`: serve, eval, bench, env, kernels, version. Each command is a module, imported when asked for."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ usage: ts COMMAND ...
   serve [MODEL] [flags]       one engine and one gateway, supervised; `ts serve --help` lists the flags
   serve --headless [flags]    an engine alone, which dials a gateway
   eval [MODEL] --task T ...   score a model on a file of questions; `ts eval --help` lists tasks and flags
+  bench serve [flags]         load a running server and tell its latencies; `ts bench serve --help` lists the flags
   kernels list                every operation and its solutions
   kernels explain [OP ...]    which kernel runs an operation here, and why the others do not
   kernels tune [--op OP]      measure the solutions and keep the fastest in the tuning table
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from tokenspeed.cli import eval_command
 
         return reporting("ts eval", lambda: eval_command.main(rest))
+    if command == "bench":
+        return _bench(rest)
     if command == "kernels":
         return _kernels(rest)
     if command == "env":
@@ -51,8 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command in ("--help", "-h", "help"):
         print(HELP, end="")
         return 0
-    print(f"ts: error: {command}: no such command (serve, eval, kernels, env, version)", file=sys.stderr)
+    print(f"ts: error: {command}: no such command (serve, eval, bench, kernels, env, version)", file=sys.stderr)
     return USAGE
+
+
+def _bench(rest: list[str]) -> int:
+    if rest[:1] != ["serve"]:
+        print("ts bench: error: usage: ts bench serve [flags]", file=sys.stderr)
+        return USAGE
+    from tokenspeed.cli import bench_command
+
+    return reporting("ts bench serve", lambda: bench_command.main(rest[1:]))
 
 
 def _kernels(rest: list[str]) -> int:
