@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tokenspeed.cli.replies import merged
-from tokenspeed.config.control_paths import ABSENT_PATHS, ENGINE_PATHS
-from tokenspeed.observability.endpoint import Answer, Endpoint, Handler, json_answer, refusal
+from tokenspeed.config.control_paths import ABSENT_PATHS, ENGINE_PATHS, LARGE_PATHS
+from tokenspeed.observability.endpoint import Answer, Endpoint, Handler, Paths, json_answer, refusal
 
 _TIMEOUT_S = 5.0
 _RELAY_TIMEOUT_S = 3600.0
@@ -43,7 +43,8 @@ class ControlServer:
         routes["GET", "/get_server_info"] = lambda _: json_answer(200, info())
         routes["GET", "/health_generate"] = lambda _: json_answer(200, {"status": "ok"})
         routes["GET", "/metrics"] = _relay_to_all("GET", "/metrics", engine_urls, None)
-        self._endpoint = Endpoint("127.0.0.1", port, routes, api_key, frozenset({"/health", "/metrics"}))
+        paths = Paths(open=frozenset({"/health", "/metrics"}), large=LARGE_PATHS)
+        self._endpoint = Endpoint("127.0.0.1", port, routes, api_key, paths)
         self.port = self._endpoint.port
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ def test_the_metrics_are_the_engines_and_503_while_there_is_none(control: Contro
 
 
 @pytest.mark.parametrize(
-    ("path", "status"), [("/update_weights_from_tensor", 501), ("/generate", 501), ("/abort", 503), ("/dance", 404)]
+    ("path", "status"), [("/rebalance_experts", 501), ("/generate", 501), ("/abort", 503), ("/dance", 404)]
 )
 def test_what_is_not_there_is_refused_by_name(control: ControlServer, path: str, status: int) -> None:
     for body in (None, b"{}"):

@@ -7,28 +7,31 @@ ENGINE_PATHS = (
     "/abort",
     "/abort_request",
     "/continue_generation",
+    "/finish_weight_update",
     "/flush_cache",
     "/get_model_info",
     "/get_weight_version",
     "/model_info",
     "/pause_generation",
+    "/start_weight_update",
     "/update_weight_version",
     "/update_weights_from_disk",
+    "/update_weights_from_tensor",
     "/v1/loads",
 )
 
+LARGE_PATHS = frozenset({"/update_weights_from_tensor"})
+"""Whose bodies carry tensors."""
+
 ABSENT_PATHS = (
     "/destroy_weights_update_group",
-    "/finish_weight_update",
     "/init_weights_update_group",
     "/rebalance_experts",
     "/release_memory_occupation",
     "/resume_memory_occupation",
     "/start_profile",
-    "/start_weight_update",
     "/stop_profile",
     "/update_weights_from_distributed",
     "/update_weights_from_mooncake",
-    "/update_weights_from_tensor",
 )
 """Known by name and answered 501, so that a client learns what this release lacks instead of guessing."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenspeed.config.control_paths import ABSENT_PATHS
 from tokenspeed.engine.errors import EngineDeadError
+from tokenspeed.engine.named_tensors import named_tensors
 from tokenspeed.engine.operations import OperationError, Operations, text
 from tokenspeed.observability.endpoint import Answer, Handler, json_answer, refusal
 
@@ -54,6 +55,9 @@ def control_routes(operations: Operations, info: Callable[[], Mapping[str, Any]]
         "/abort": lambda body: _aborted(operations.abort(text(body, "request_id", None))),
         "/update_weight_version": lambda body: _name_weights(operations, body),
         "/update_weights_from_disk": lambda body: _from_disk(operations, body),
+        "/update_weights_from_tensor": lambda body: _from_tensors(operations, body),
+        "/start_weight_update": lambda body: _start_update(operations, body),
+        "/finish_weight_update": lambda body: _finish_update(operations, body),
     }
     routes = {("GET", path): _guarded(run) for path, run in gets.items()}
     routes |= {("POST", path): _guarded(run) for path, run in posts.items()}
@@ -91,15 +95,52 @@ def _name_weights(operations: Operations, body: Body) -> Mapping[str, Any]:
 
 
 def _from_disk(operations: Operations, body: Body) -> Mapping[str, Any]:
-    unknown = sorted(body.keys() - {"model_path", "load_format", "weight_version", "flush_cache"})
-    if unknown:
-        raise OperationError(400, f"{unknown[0]}: no such field")
-    version = None if body.get("weight_version") is None else text(body, "weight_version", None)
+    _know(body, {"model_path", "load_format", "weight_version", "flush_cache"})
+    version = _version(body)
     path, load_format = text(body, "model_path", None), text(body, "load_format", "auto")
     operations.update_from_disk(path, load_format, version)
-    if body.get("flush_cache") is True:
-        operations.flush_cache()
-    return {"success": True, "message": "the new weights serve", "weight_version": operations.weight_version}
+    return _updated(operations, body)
+
+
+def _from_tensors(operations: Operations, body: Body) -> Mapping[str, Any]:
+    _know(body, {"serialized_named_tensors", "weight_version", "flush_cache"})
+    version = _version(body)
+    operations.update_from_tensors(named_tensors(body.get("serialized_named_tensors")), version)
+    return _updated(operations, body)
+
+
+def _updated(operations: Operations, body: Body) -> Mapping[str, Any]:
+    if operations.collects:
+        message = "kept for /finish_weight_update"
+    else:
+        message = "the new weights serve"
+        if body.get("flush_cache") is True:
+            operations.flush_cache()
+    return {"success": True, "message": message, "weight_version": operations.weight_version}
+
+
+def _start_update(operations: Operations, body: Body) -> Mapping[str, Any]:
+    _know(body, {"is_checkpoint_format"})
+    if body.get("is_checkpoint_format", True) is not True:
+        raise OperationError(400, "is_checkpoint_format: only true; tensors go by the checkpoint's names and shapes")
+    operations.start_update()
+    return _DONE
+
+
+def _finish_update(operations: Operations, body: Body) -> Mapping[str, Any]:
+    _know(body, {"weight_version"})
+    operations.finish_update(_version(body))
+    return _updated(operations, body)
+
+
+def _version(body: Body) -> str | None:
+    return None if body.get("weight_version") is None else text(body, "weight_version", None)
+
+
+def _know(body: Body, fields: set[str]) -> None:
+    unknown = sorted(body.keys() - fields)
+    if unknown:
+        raise OperationError(400, f"{unknown[0]}: no such field")
 
 
 def _guarded(run: Callable[[Body], Mapping[str, Any]]) -> Handler:

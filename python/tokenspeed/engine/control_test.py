@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save, save_file
 
 from tokenspeed.config.control_paths import ABSENT_PATHS
 from tokenspeed.engine.conftest import CONFIG
@@ -263,6 +264,98 @@ def test_an_update_that_fails_changes_nothing(start_engine: StartEngine, tmp_pat
     for body, why in wrong:
         status, answer = ask(engine, "/update_weights_from_disk", body)
         assert status == 400 and why in answer["message"], answer
+    assert ask(engine, "/model_info")[1] == {"model_path": old, "weight_version": "v1"}
+    again = engine.generate([PROMPT], GREEDY)[0]
+    assert again.token_ids == before and again.cached_tokens > 0
+
+
+def packed(*parts: dict[str, torch.Tensor]) -> list[str]:
+    """As a trainer sends tensors: each part a safetensors file in base64."""
+    return [base64.b64encode(save(part)).decode() for part in parts]
+
+
+def halves(folder: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    tensors = load_file(f"{folder}/model.safetensors")
+    names = sorted(tensors)
+    return ({name: tensors[name] for name in names[::2]}, {name: tensors[name] for name in names[1::2]})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tensors_that_are_sent_answer_as_an_engine_that_started_with_them(
+    start_engine: StartEngine, tmp_path: Path, ranks: int
+) -> None:
+    old, new = checkpoint(tmp_path / "old", 1), checkpoint(tmp_path / "new", 2)
+    options: dict[str, Any] = {"load_format": "auto", "tensor_parallel_size": ranks}
+    expected = answer_of(start_engine(model=new, **options))
+    engine = start(start_engine, model=old, weight_version="v1", **options)
+    before = answer_of(engine)
+    first, second = halves(new)
+    body = {"serialized_named_tensors": packed(first), "weight_version": "half"}
+    assert ask(engine, "/update_weights_from_tensor", body)[0] == 200
+    half = engine.generate([PROMPT], GREEDY)[0]
+    assert half.cached_tokens == 0 and half.token_ids not in (before, expected)
+    body = {"serialized_named_tensors": packed(second), "weight_version": "v2"}
+    assert ask(engine, "/update_weights_from_tensor", body)[0] == 200
+    after = engine.generate([PROMPT], GREEDY)[0]
+    assert (after.token_ids, after.cached_tokens) == (expected, 0)  # what was sent before is still there
+    assert ask(engine, "/model_info")[1] == {"model_path": old, "weight_version": "v2"}
+    assert ask(engine, "/update_weights_from_disk", {"model_path": old})[0] == 200
+    assert answer_of(engine) == before  # a checkpoint is served whole
+
+
+def test_an_update_in_parts_serves_and_is_named_when_it_is_finished(start_engine: StartEngine, tmp_path: Path) -> None:
+    old, new = checkpoint(tmp_path / "old", 1), checkpoint(tmp_path / "new", 2)
+    expected = answer_of(start_engine(model=new, load_format="auto"))
+    engine = start(start_engine, model=old, load_format="auto", weight_version="v1")
+    before = answer_of(engine)
+    status, refused = ask(engine, "/finish_weight_update", {"weight_version": "v2"})
+    assert status == 409 and "/start_weight_update" in refused["message"]
+    assert ask(engine, "/start_weight_update", {"is_checkpoint_format": True})[0] == 200
+    for part in halves(new):
+        body = {"serialized_named_tensors": packed(part), "weight_version": "v2"}
+        assert ask(engine, "/update_weights_from_tensor", body)[0] == 200
+        assert ask(engine, "/get_weight_version")[1] == {"weight_version": "v1"}
+        assert answer_of(engine) == before
+    status, finished = ask(engine, "/finish_weight_update", {})
+    assert (status, finished["weight_version"]) == (200, "v2")
+    after = engine.generate([PROMPT], GREEDY)[0]
+    assert (after.token_ids, after.cached_tokens) == (expected, 0)
+    # Finish's own name is the last word; without parts it only names.
+    assert ask(engine, "/start_weight_update", {})[0] == 200
+    assert ask(engine, "/finish_weight_update", {"weight_version": "v3"})[1]["weight_version"] == "v3"
+    assert answer_of(engine) == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tensors_that_do_not_belong_change_nothing(start_engine: StartEngine, tmp_path: Path, ranks: int) -> None:
+    old = checkpoint(tmp_path / "old", 1)
+    engine = start(start_engine, model=old, load_format="auto", weight_version="v1", tensor_parallel_size=ranks)
+    before = answer_of(engine)
+    tensors, norm = load_file(f"{old}/model.safetensors"), "model.norm.weight"
+    good = {"model.embed_tokens.weight": torch.zeros_like(tensors["model.embed_tokens.weight"])}
+    wrong: list[tuple[Any, str]] = [
+        (packed(good, {"model.layers.0.nowhere.weight": torch.zeros(4)}), "model.layers.0.nowhere.weight"),
+        (packed(good, {norm: torch.ones(3)}), norm),
+        (packed(good, {norm: tensors[norm].int()}), norm),
+        ([*packed(good), "cGlja2xl"], "serialized_named_tensors[1]"),
+        ([*packed(good), "*"], "serialized_named_tensors[1]"),
+        ([], "serialized_named_tensors"),
+        (None, "serialized_named_tensors"),
+    ]
+    for sent, why in wrong:
+        body = {"serialized_named_tensors": sent, "weight_version": "v2"}
+        status, answer = ask(engine, "/update_weights_from_tensor", body)
+        assert status == 400 and why in answer["message"], answer
+    for path in ("/update_weights_from_tensor", "/start_weight_update", "/finish_weight_update"):
+        status, answer = ask(engine, path, {"mode": "fast"})
+        assert status == 400 and "mode" in answer["message"]
+    assert ask(engine, "/start_weight_update", {"is_checkpoint_format": False})[0] == 400
+    assert ask(engine, "/start_weight_update", {})[0] == 200
+    body = {"serialized_named_tensors": packed({norm: torch.ones(3)}), "weight_version": "v2"}
+    assert ask(engine, "/update_weights_from_tensor", body)[0] == 200
+    status, answer = ask(engine, "/finish_weight_update", {"weight_version": "v3"})
+    assert status == 400 and norm in answer["message"]
+    assert ask(engine, "/finish_weight_update", {})[0] == 409  # a failed update is over
     assert ask(engine, "/model_info")[1] == {"model_path": old, "weight_version": "v1"}
     again = engine.generate([PROMPT], GREEDY)[0]
     assert again.token_ids == before and again.cached_tokens > 0

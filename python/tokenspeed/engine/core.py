@@ -42,7 +42,7 @@ from tokenspeed.engine.leader import Leader, lead
 from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop, nothing
 from tokenspeed.engine.messages import Frontend
-from tokenspeed.engine.new_weights import NewWeights
+from tokenspeed.engine.new_weights import NewWeights, WeightsFrom
 from tokenspeed.engine.nodes import RankDoor, model_facts
 from tokenspeed.engine.operations import Operations
 from tokenspeed.engine.ports import EnginePorts
@@ -222,15 +222,15 @@ def build(
         kv_feed.subscribe(kv_events.take)
         kv_feed.enable()
 
-    def load(other: ModelSource, load_format: str) -> Model:
+    def load(other: WeightsFrom) -> Model:
         with torch.no_grad():  # the mode is a thread's own
             return load_model(
-                other,
+                other.source,
                 served,
                 device,
                 dtype,
-                load_format,
-                options=options,
+                other.load_format,
+                options=replace(options, named_tensors=other.tensors),
                 progress=bar,
                 group=ranks.group,
                 staged=not on_cpu,
@@ -242,7 +242,7 @@ def build(
 
     operations = Operations(
         loop,
-        source,
+        WeightsFrom(source, config.loader.load_format),
         model_config,
         config.operations.weight_version,
         new_weights.load,

@@ -10,15 +10,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.ranks import Ranks
+from tokenspeed.models import NamedTensors
 from tokenspeed.models.model import Model
 
-Load = Callable[[ModelSource, str], Model]
+
+@dataclass(frozen=True)
+class WeightsFrom:
+    """A checkpoint, and tensors by its names that take the place of its own."""
+
+    source: ModelSource
+    load_format: str
+    tensors: NamedTensors = field(default_factory=dict)
+
+
+Load = Callable[[WeightsFrom], Model]
 Put = Callable[[Model], None]
 OnLoop = Callable[[Callable[[], Any]], Any]
 
@@ -40,16 +52,16 @@ class NewWeights:
             ranks.does("take_weights", self._take)
             ranks.does("drop_weights", self._drop)
 
-    def load(self, source: ModelSource, load_format: str, on_loop: OnLoop) -> Model:
+    def load(self, weights: WeightsFrom, on_loop: OnLoop) -> Model:
         """The first rank's part, once every rank has its own. on_loop: calls something between two turns.
 
         Raises ModelError, and then nobody has anything.
         """
         mirror = self._loop.mirror
-        on_loop(lambda: mirror.operated("prepare_weights", source, load_format))
+        on_loop(lambda: mirror.operated("prepare_weights", weights))
         model, failure = None, None
         try:
-            model = self._load(source, load_format)
+            model = self._load(weights)
         except ModelError as error:
             failure = str(error)
         failures = [text for text in self._ranks.gather(_WHAT, failure) if text is not None]
@@ -65,11 +77,11 @@ class NewWeights:
 
     # ---- other ranks -----------------------------------------------------------------------------------------------
 
-    def _prepare(self, source: ModelSource, load_format: str) -> None:
+    def _prepare(self, weights: WeightsFrom) -> None:
         def run() -> None:
             failure = None
             try:
-                self._prepared = self._load(source, load_format)
+                self._prepared = self._load(weights)
             except ModelError as error:
                 failure = str(error)
             self._ranks.gather(_WHAT, failure)

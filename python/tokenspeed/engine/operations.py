@@ -12,16 +12,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenspeed.config.model import ModelConfig, load_model_config
 from tokenspeed.config.model_error import ModelError
-from tokenspeed.config.model_source import ModelSource, resolve_model
+from tokenspeed.config.model_source import resolve_model
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.loop_calls import LoopCalls
 from tokenspeed.engine.messages import LoadNumbers
-from tokenspeed.engine.new_weights import OnLoop
+from tokenspeed.engine.new_weights import OnLoop, WeightsFrom
+from tokenspeed.models import NamedTensors
 from tokenspeed.models.model import Model
 
 PAUSE_MODES = ("abort", "wait", "keep")
@@ -43,21 +44,26 @@ class Operations:
     def __init__(
         self,
         loop: EngineLoop,
-        source: ModelSource,
+        weights: WeightsFrom,
         model_config: ModelConfig,
         weight_version: str,
-        load: Callable[[ModelSource, str, OnLoop], Model],
+        load: Callable[[WeightsFrom, OnLoop], Model],
         replace_model: Callable[[Model], None],
     ) -> None:
         self.calls = LoopCalls()
-        self.model_path = str(source.path)
         self.weight_version = weight_version
+        self._weights = weights
+        self._collected: _Collected | None = None
         self._loop = loop
         self._model_config = model_config
         self._load = load
         self._replace_model = replace_model
         self._num_versions = 0
         self._updating = threading.Lock()
+
+    @property
+    def model_path(self) -> str:
+        return str(self._weights.source.path)
 
     def flush_cache(self) -> None:
         """Raises OperationError while a request holds blocks."""
@@ -100,9 +106,7 @@ class Operations:
     def set_weight_version(self, version: str) -> None:
         """The same weights under another name; prefixes are not shared across the change."""
         with self._update():
-            if version != self.weight_version:
-                self.calls.call(self._next_version)
-                self.weight_version = version
+            self._rename(version)
 
     def update_from_disk(self, model_path: str, load_format: str, version: str | None) -> None:
         """Serve the checkpoint at `model_path`: all of it or, with OperationError, none. Requests that run through the
@@ -111,12 +115,58 @@ class Operations:
             try:
                 source = resolve_model(model_path)
                 self._check_shape(load_model_config(source, self._model_config.overrides))
-                model = self._load(source, load_format, self.calls.call)
-                self.calls.call(lambda: self._swap(model))
             except ModelError as error:
                 raise OperationError(400, str(error)) from None
-            self.model_path = str(source.path)
-            self.weight_version = self.weight_version if version is None else version
+            self._take(WeightsFrom(source, load_format), version)
+
+    def update_from_tensors(self, tensors: NamedTensors, version: str | None) -> None:
+        """Serve these tensors in place of those of their names, as `update_from_disk` serves a checkpoint; what is not
+        named stays, as it was read or sent before."""
+        with self._update():
+            base = self._weights if self._collected is None else self._collected.weights
+            self._take(replace(base, tensors={**base.tensors, **tensors}), version)
+
+    def start_update(self) -> None:
+        """From here on updates are only collected; `finish_update` serves them all at once. One that was started and
+        never finished is dropped, and begins anew."""
+        with self._update():
+            self._collected = _Collected(self._weights, None)
+
+    def finish_update(self, version: str | None) -> None:
+        """Serve what was collected under `version`, else under the last name that came with a part of it. Raises
+        OperationError: none was started, or what it collected cannot be served; all of it is dropped then."""
+        with self._update():
+            collected, self._collected = self._collected, None
+            if collected is None:
+                raise OperationError(409, "no weight update was started; POST /start_weight_update first")
+            name = collected.version if version is None else version
+            if collected.weights is not self._weights:
+                self._serve(collected.weights, name)
+            elif name is not None:
+                self._rename(name)
+
+    @property
+    def collects(self) -> bool:
+        """Whether an update was started and not finished."""
+        return self._collected is not None
+
+    def _take(self, weights: WeightsFrom, version: str | None) -> None:
+        if self._collected is None:
+            self._serve(weights, version)
+        else:
+            self._collected = _Collected(weights, self._collected.version if version is None else version)
+
+    def _serve(self, weights: WeightsFrom, version: str | None) -> None:
+        try:
+            model = self._load(weights, self.calls.call)
+            self.calls.call(lambda: self._swap(model, version))
+        except ModelError as error:
+            raise OperationError(400, str(error)) from None
+        self._weights = weights
+
+    def _rename(self, version: str) -> None:
+        if version != self.weight_version:
+            self.calls.call(lambda: self._next_version(version))
 
     def _update(self) -> _Exclusive:
         return _Exclusive(self._updating)
@@ -128,14 +178,24 @@ class Operations:
                 400, "the checkpoint is of another architecture, or of another size, than the engine's"
             )
 
-    def _swap(self, model: Model) -> None:
+    def _swap(self, model: Model, version: str | None) -> None:
         self._loop.come_to_rest()
         self._replace_model(model)
-        self._next_version()
+        self._next_version(version)
 
-    def _next_version(self) -> None:
+    def _next_version(self, version: str | None) -> None:
+        """On the loop's thread, so that no step between the two goes by a wrong name."""
         self._num_versions += 1
         self._loop.set_weight_version(self._num_versions)
+        self.weight_version = self.weight_version if version is None else version
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """What an update between start and finish comes to so far, and the name that it will have."""
+
+    weights: WeightsFrom
+    version: str | None
 
 
 class _Exclusive:

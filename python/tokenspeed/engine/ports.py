@@ -11,16 +11,17 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from tokenspeed.config.control_paths import LARGE_PATHS
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.operations import OperationsConfig
 from tokenspeed.engine.control_routes import control_routes
 from tokenspeed.engine.operations import Operations
-from tokenspeed.observability.endpoint import Answer, Endpoint, Routes
+from tokenspeed.observability.endpoint import Answer, Endpoint, Paths, Routes
 from tokenspeed.observability.engine_metrics import CONTENT_TYPE, EngineMetrics
 
 logger = logging.getLogger("tokenspeed.engine")
 
-_OPEN = frozenset({"/metrics", "/health"})
+_PATHS = Paths(open=frozenset({"/metrics", "/health"}), large=LARGE_PATHS)
 
 
 class EnginePorts:
@@ -64,6 +65,6 @@ class EnginePorts:
 
 def _listen(flag: str, host: str, port: int, routes: Routes, key: str | None) -> Endpoint:
     try:
-        return Endpoint(host, port, routes, key, _OPEN)
+        return Endpoint(host, port, routes, key, _PATHS)
     except OSError as error:
         raise FlagError(flag, f"{host}:{port}: {error.strerror or error}") from None

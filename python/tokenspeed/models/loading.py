@@ -8,7 +8,7 @@ one line which file is at fault; no partial model exists in between.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 import torch
@@ -25,6 +25,7 @@ from tokenspeed.weights import Weights
 from tokenspeed.weights.checksums import check_sums
 from tokenspeed.weights.formats import LoadPlan, open_weights, tell_inputs
 from tokenspeed.weights.kv_format import KVFormat
+from tokenspeed.weights.overlay import NamedTensors
 from tokenspeed.weights.progress import Progress
 from tokenspeed.weights.read_ahead import ReadAhead
 
@@ -35,12 +36,13 @@ _COMPUTED = ("rotary_emb.inv_freq", "rope_freqs.weight")
 @dataclass(frozen=True)
 class LoadOptions:
     """quantization: of the weights. extra: for load formats that the user brings. kv: how keys and values are kept.
-    num_read_ahead: threads that read files ahead of the loader."""
+    num_read_ahead: threads that read files ahead of the loader. named_tensors: in place of the checkpoint's."""
 
     quantization: Quantization | None
     extra: Mapping[str, Any]
     kv: KVFormat
     num_read_ahead: int = 0
+    named_tensors: NamedTensors = field(default_factory=dict)
 
 
 def load_model(
@@ -70,7 +72,8 @@ def load_model(
     config.check_ranks(ranks.size)
     chosen = options or LoadOptions(config.quantization, {}, KVFormat(dtype, False, None))
     where = torch.device(device)
-    reader = open_weights(source, config, LoadPlan(load_format, chosen.quantization, chosen.extra, where))
+    plan = LoadPlan(load_format, chosen.quantization, chosen.extra, where, chosen.named_tensors)
+    reader = open_weights(source, config, plan)
     check_sums(reader.files())
     tell_inputs(chosen.quantization, where, dtype)
     bar = Progress("Loading weights", reader.num_tensors, progress)

@@ -4,7 +4,8 @@
 The engine's `/metrics` and control port and the supervisor's control port are made of it. Handlers run on a thread a
 connection, so they may wait (for the engine's loop, for a child); they never run on the thread that started the
 server, and a fault of one is a 500 of that request. With a key, every path but the open ones asks for it as a bearer
-token. It is no gateway: bodies are small JSON objects.
+token. It is no gateway: bodies are small JSON objects, but on the paths that are said to take large ones, from
+callers with the key.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 JSON = "application/json"
 _MAX_BODY_BYTES = 1 << 20
+_MAX_LARGE_BODY_BYTES = 1 << 31
 _JOIN_S = 5.0
 
 
@@ -39,6 +41,17 @@ Routes = Mapping[tuple[str, str], Handler]
 """By (method, path)."""
 
 
+@dataclass(frozen=True)
+class Paths:
+    """open: free of the key. large: with bodies of up to 2 GiB instead of 1 MiB."""
+
+    open: frozenset[str] = frozenset()
+    large: frozenset[str] = frozenset()
+
+
+NO_PATHS = Paths()
+
+
 def json_answer(status: int, body: Mapping[str, Any]) -> Answer:
     return Answer(status, JSON, json.dumps(body).encode())
 
@@ -51,16 +64,16 @@ def refusal(status: int, message: str) -> Answer:
 class Endpoint:
     """Listens from construction to `close`. port 0: a free one, see `port`. Raises OSError for a taken port.
 
-    api_key: what callers must present, None for nothing; open_paths are free of it.
+    api_key: what callers must present, None for nothing.
     """
 
     def __init__(
-        self, host: str, port: int, routes: Routes, api_key: str | None = None, open_paths: frozenset[str] = frozenset()
+        self, host: str, port: int, routes: Routes, api_key: str | None = None, paths: Paths = NO_PATHS
     ) -> None:
         class Bound(_Handler):
             pass
 
-        Bound.routes, Bound.open_paths = routes, open_paths
+        Bound.routes, Bound.paths = routes, paths
         Bound.key = None if api_key is None else api_key.encode()
         self._server = http.server.ThreadingHTTPServer((host, port), Bound)
         self._server.daemon_threads = True
@@ -80,7 +93,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = 60.0  # of an idle connection
     routes: ClassVar[Routes]
     key: ClassVar[bytes | None]
-    open_paths: ClassVar[frozenset[str]]
+    paths: ClassVar[Paths]
 
     def do_GET(self) -> None:
         self._serve()
@@ -98,8 +111,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self) -> Answer:
         path = self.path.partition("?")[0]
-        body = self._body()  # read in any case: the connection goes on
-        if path not in self.open_paths and not self._authorized():
+        may = self._authorized()
+        large = may and path in self.paths.large
+        # Read in any case: the connection goes on.
+        body = self._body(_MAX_LARGE_BODY_BYTES if large else _MAX_BODY_BYTES)
+        if not may and path not in self.paths.open:
             return refusal(401, "a valid key is required: Authorization: Bearer <key>")
         if isinstance(body, Answer):
             return body
@@ -122,11 +138,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.key)
 
-    def _body(self) -> Mapping[str, Any] | Answer:
+    def _body(self, limit: int) -> Mapping[str, Any] | Answer:
         length = self.headers.get("Content-Length") or "0"
-        if not length.isdigit() or int(length) > _MAX_BODY_BYTES:
+        if not length.isdigit() or int(length) > limit:
             self.close_connection = True
-            return refusal(413, f"a body has at most {_MAX_BODY_BYTES} bytes")
+            return refusal(413, f"a body has at most {limit} bytes")
         data = self.rfile.read(int(length))
         if not data.strip():
             return {}

@@ -10,23 +10,27 @@ from typing import Any
 
 import pytest
 
-from tokenspeed.observability.endpoint import Answer, Endpoint, json_answer
+from tokenspeed.observability.endpoint import Answer, Endpoint, Paths, json_answer
 
 
 def echo(body: Mapping[str, Any]) -> Answer:
     return json_answer(200, {"got": dict(body)})
 
 
+def size(body: Mapping[str, Any]) -> Answer:
+    return json_answer(200, {"size": len(body["text"])})
+
+
 def broken(_: Mapping[str, Any]) -> Answer:
     raise RuntimeError("a bug")
 
 
-ROUTES = {("POST", "/echo"): echo, ("GET", "/broken"): broken, ("GET", "/open"): echo}
+ROUTES = {("POST", "/echo"): echo, ("GET", "/broken"): broken, ("GET", "/open"): echo, ("POST", "/large"): size}
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    listening = Endpoint("127.0.0.1", 0, ROUTES, "secret", frozenset({"/open"}))
+    listening = Endpoint("127.0.0.1", 0, ROUTES, "secret", Paths(frozenset({"/open"}), frozenset({"/large"})))
     yield listening
     listening.close()
 
@@ -78,3 +82,18 @@ def test_two_requests_may_use_one_connection(endpoint: Endpoint) -> None:
         connection.request("POST", "/echo", json.dumps({"n": number}), {"Authorization": "bearer secret"})
         assert json.loads(connection.getresponse().read()) == {"got": {"n": number}}
     connection.close()
+
+
+def test_a_large_body_is_for_the_path_that_takes_it_and_for_those_who_have_the_key(endpoint: Endpoint) -> None:
+    body = json.dumps({"text": "x" * (3 << 20)}).encode()
+    assert ask(endpoint, "POST", "/large", body) == (200, {"size": 3 << 20})
+    # Others are refused by the number of bytes, before any is read.
+    for path, key, status in (("/echo", "secret", 413), ("/large", None, 401), ("/large", "other", 401)):
+        connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=10)
+        connection.putrequest("POST", path)
+        connection.putheader("Content-Length", str(len(body)))
+        if key is not None:
+            connection.putheader("Authorization", f"Bearer {key}")
+        connection.endheaders()
+        assert connection.getresponse().status == status
+        connection.close()

@@ -26,7 +26,7 @@ class FolderReader(WeightReader):
 
     def __init__(self, folder: Path, file_of: dict[str, Path]) -> None:
         super().__init__()
-        self._folder = folder
+        self.folder = folder
         self._file_of = file_of
 
     @abstractmethod
@@ -49,7 +49,7 @@ class FolderReader(WeightReader):
         return name in self._file_of
 
     def where(self, name: str) -> str:
-        return f"{self._file_of.get(name, self._folder)}: tensor {name!r}"
+        return f"{self._file_of.get(name, self.folder)}: tensor {name!r}"
 
     def scalar(self, name: str) -> float | None:
         if not self.has(name):
@@ -61,13 +61,17 @@ class FolderReader(WeightReader):
         return self.names()
 
     def _fetch(self, name: str, shape: tuple[int, ...]) -> Weight:
-        tensor = self.stored(name)
-        if tensor.dtype not in _SUPPORTED:
-            raise ModelError(
-                f"{self.where(name)} has dtype {str(tensor.dtype).removeprefix('torch.')}, which no layer computes "
-                "with; config.json's quantization_config must say what it means"
-            )
-        return tensor
+        return check_dtype(self.stored(name), self.where(name))
+
+
+def check_dtype(tensor: torch.Tensor, where: str) -> torch.Tensor:
+    """`tensor`, which a layer can compute with. Raises ModelError."""
+    if tensor.dtype not in _SUPPORTED:
+        raise ModelError(
+            f"{where} has dtype {str(tensor.dtype).removeprefix('torch.')}, which no layer computes "
+            "with; config.json's quantization_config must say what it means"
+        )
+    return tensor
 
 
 def shard_files(folder: Path, index_name: str, patterns: Sequence[str]) -> list[Path]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from tokenspeed.weights.dummy_reader import DummyReader
 from tokenspeed.weights.folder_reader import FolderReader
 from tokenspeed.weights.gguf_reader import GGUFReader, HeadCounts
 from tokenspeed.weights.npcache_reader import NpcacheReader
+from tokenspeed.weights.overlay import NamedTensors, overlay
 from tokenspeed.weights.pt_reader import PtReader
 from tokenspeed.weights.quantized_reader import QuantizedReader
 from tokenspeed.weights.reader import WeightReader
@@ -33,12 +34,14 @@ logger = logging.getLogger("tokenspeed.weights")
 class LoadPlan:
     """load_format: "auto", or a key of LOAD_FORMATS. quantization: of folders; None for dense weights.
     extra: what `--model-loader-extra-config` says, for "extensible": "loader" names "module:Class".
-    device: where the weights will be; files give them on the CPU, invented ones are made there."""
+    device: where the weights will be; files give them on the CPU, invented ones are made there.
+    named_tensors: in place of the source's of these names."""
 
     load_format: str
     quantization: Quantization | None
     extra: Mapping[str, Any]
     device: torch.device
+    named_tensors: NamedTensors = field(default_factory=dict)
 
 
 Opener = Callable[[ModelSource, ModelConfig, LoadPlan], WeightReader]
@@ -49,7 +52,7 @@ def open_weights(source: ModelSource, config: ModelConfig, plan: LoadPlan) -> We
     opener = _AUTO[source.kind] if plan.load_format == "auto" else LOAD_FORMATS.get(plan.load_format)
     if opener is None:
         raise ModelError(f"--load-format {plan.load_format} is not supported (auto, {', '.join(LOAD_FORMATS)})")
-    reader = opener(source, config, plan)
+    reader = overlay(opener(source, config, plan), plan.named_tensors)
     if plan.quantization is not None and isinstance(reader, FolderReader):
         return QuantizedReader(reader, plan.quantization, _dtype(config))
     return reader

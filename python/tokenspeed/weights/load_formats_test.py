@@ -39,6 +39,27 @@ def read_all(reader: WeightReader) -> dict[str, Weight]:
     return {name: reader.read(name, tuple(tensor.shape)) for name, tensor in TENSORS.items()}
 
 
+@pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
+def test_named_tensors_take_the_place_of_the_source(load_format: str, tmp_path: Path) -> None:
+    write(tmp_path, "safetensors")
+    sent = {"a.weight": torch.full((4, 6), 3.0), "new.bias": torch.ones(4), "odd": torch.ones(2, dtype=torch.int8)}
+    plan = LoadPlan(load_format, None, {}, torch.device("cpu"), sent)
+    reader = open_weights(ModelSource("folder", tmp_path, "m"), CONFIG, plan)
+    without = opened(tmp_path, load_format)
+    for name, want in TENSORS.items():
+        got, other = reader.read(name, tuple(want.shape)), without.read(name, tuple(want.shape))
+        assert isinstance(got, torch.Tensor) and isinstance(other, torch.Tensor)
+        assert torch.equal(got, sent.get(name, other))
+    with pytest.raises(ModelError, match=r"serialized_named_tensors: tensor 'a\.weight' has shape \[4, 6\]"):
+        reader.read("a.weight", (4, 7))
+    with pytest.raises(ModelError, match="serialized_named_tensors: tensor 'odd' has dtype int8"):
+        reader.read("odd", (2,))
+    with pytest.raises(ModelError, match=r"serialized_named_tensors: tensor 'new\.bias' has no place"):
+        reader.check_all_used(("odd",), ())
+    reader.read("new.bias", (4,))
+    reader.check_all_used(("odd",), ())
+
+
 def same(reader: WeightReader) -> bool:
     found = read_all(reader)
     return all(

@@ -8,6 +8,7 @@ maps files and copies nothing that it need not; one thread uses it, while a mode
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -63,6 +64,10 @@ class WeightReader(ABC):
     def files(self) -> list[Path]:
         """The files that the tensors are read from, in about the order in which a model asks for them."""
         return []
+
+    def replaced(self, names: Iterable[str]) -> None:
+        """Tensors of these names come from elsewhere: nobody reads them here."""
+        self._used.update(names)
 
     def scalar(self, name: str) -> float | None:
         """The value of a tensor with one element; None when there is none of this name."""
