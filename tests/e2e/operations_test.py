@@ -58,9 +58,12 @@ def test_weights_are_loaded_again_under_another_name_while_the_server_runs(serve
     assert (status, info["weight_version"]) == (200, "default")
     body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
     before = server.post("/v1/completions", body)[1]["choices"][0]["text"]
+    asked = {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 2}}
+    assert server.post("/generate", asked)[1]["meta_info"]["weight_version"] == "default"
     update = {"model_path": info["model_path"], "weight_version": "again"}
     assert control(server, "/update_weights_from_disk", update)[0] == 200
     assert control(server, "/get_weight_version")[1] == {"weight_version": "again"}
+    assert server.post("/generate", asked)[1]["meta_info"]["weight_version"] == "again"
     after = server.post("/v1/completions", body)[1]
     assert after["choices"][0]["text"] == before
     assert control(server, "/update_weight_version", {"new_version": "default"})[0] == 200

@@ -133,7 +133,7 @@ def test_rows_rejections_and_load_share_one_batch_of_equal_columns() -> None:
         rejections=[Rejection("c", 400, "top_p", "invalid_value", "top_p is odd")],
         load=LOAD,
     )
-    batch = wire.decode_output(wire.encode(to_batch(output, 7)))
+    batch = wire.decode_output(wire.encode(to_batch(output, 7, "step-3")))
     assert isinstance(batch, wire.BatchTokenIDOutSlim)
     assert batch.rids == ["a", "b", "c"] and batch.finished_reasons == ["", "stop", "abort"]
     assert batch.output_ids == [[5], [6], []] and batch.matched_stops == [None, 6, None]
@@ -146,11 +146,12 @@ def test_rows_rejections_and_load_share_one_batch_of_equal_columns() -> None:
     assert (
         batch.finished_status_codes == [None, None, 400] and batch.finished_messages[2] == "invalid_value: top_p is odd"
     )
+    assert batch.weight_versions == ["step-3"] * 3
     load = (batch.num_running, batch.num_waiting, batch.kv_active_pages, batch.kv_total_pages, batch.engine_index)
     assert load == (1, 2, 3, 4, 7)
 
 
 def test_a_batch_without_rows_is_a_sign_of_life() -> None:
     output = StepOutput([], [], [], [], [], [], [], None, None, [], LOAD)
-    batch = wire.decode_output(wire.encode(to_batch(output, 0)))
+    batch = wire.decode_output(wire.encode(to_batch(output, 0, "step-3")))
     assert isinstance(batch, wire.BatchTokenIDOutSlim) and batch.rids == [] and batch.kv_total_pages == 4

@@ -130,7 +130,8 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
     logprobs = [entry for piece in pieces for entry in piece.logprobs]
     token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
     events = [event for piece in pieces for event in piece.events]
-    return Piece("".join([piece.text for piece in pieces]), logprobs, last.finish, last.matched, token_ids, events)
+    text = "".join([piece.text for piece in pieces])
+    return Piece(text, logprobs, last.finish, last.matched, token_ids, events, last.weight_version)
 
 
 def _tokens_of(batch: BatchTokenIDOutSlim, row: int, finish: str) -> Tokens:
@@ -147,6 +148,7 @@ def _tokens_of(batch: BatchTokenIDOutSlim, row: int, finish: str) -> Tokens:
         top_logprobs=batch.output_top_logprobs_val[row] if batch.output_top_logprobs_val else (),
         finish=finish,
         matched=matched,
+        weight_version=batch.weight_versions[row] if batch.weight_versions else None,
     )
 
 

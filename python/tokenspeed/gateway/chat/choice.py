@@ -59,6 +59,8 @@ class Piece(msgspec.Struct, frozen=True):
     """The tokens that were taken, also those whose text is held back or cut away."""
     events: Sequence[Event]
     """What the text means, in place of `text`, where a parser reads it (`chat.reply`)."""
+    weight_version: str | None = None
+    """The name of the weights that served, where the engine tells it."""
 
     @property
     def meaning(self) -> Sequence[Event]:
@@ -75,6 +77,7 @@ class Tokens(msgspec.Struct, frozen=True):
     top_logprobs: Sequence[Sequence[float]]
     finish: str
     matched: int | None
+    weight_version: str | None = None
 
 
 class Choice:
@@ -136,9 +139,9 @@ class Choice:
         self.finish = "stop" if matched is not None else tokens.finish
         self._num_emitted += len(text)
         if not self._by_token:
-            return Piece(text, (), self.finish, tokens.matched, taken, ())
+            return Piece(text, (), self.finish, tokens.matched, taken, (), tokens.weight_version)
         ended_by = matched if matched is not None else tokens.matched
-        return Piece(text, self._released(matched), self.finish, ended_by, taken, ())
+        return Piece(text, self._released(matched), self.finish, ended_by, taken, (), tokens.weight_version)
 
     def _note_logprob(self, tokens: Tokens, i: int, token_id: int) -> None:
         if not self._rules.logprobs or i >= len(tokens.logprobs):

@@ -106,6 +106,8 @@ class GenerateFormat:
             "cached_tokens": usage.cached_by_prompt[choice // shape.n],
             "e2e_latency": time.monotonic() - self._started_s,
         }
+        if piece.weight_version is not None:
+            info["weight_version"] = piece.weight_version
         if shape.logprobs is not None:
             info["output_token_logprobs"] = told.logprobs
             info["output_top_logprobs"] = told.tops if shape.num_top else None

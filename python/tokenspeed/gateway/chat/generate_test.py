@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokenspeed.gateway.testing.fake_engine import END_TOKEN, Step, replying
+from tokenspeed.gateway.testing.fake_engine import END_TOKEN, WEIGHT_VERSION, Step, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids
 from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
 
@@ -35,6 +35,7 @@ def test_one_text_is_answered_by_one_object(gateway: RunningGateway) -> None:
     assert info["finish_reason"] == {"type": "stop", "matched": END_TOKEN}
     assert (info["prompt_tokens"], info["completion_tokens"], info["cached_tokens"]) == (3, 4, 2)
     assert info["e2e_latency"] > 0
+    assert info["weight_version"] == WEIGHT_VERSION
     assert gateway.engines[0].seen.requests[-1].sampling_params.max_new_tokens == 9
 
 
@@ -53,6 +54,7 @@ def test_a_stream_tells_the_text_so_far_and_ends_with_the_whole_answer(gateway: 
     events = gateway.stream("/generate", body)
     assert events[-1] == "[DONE]"
     objects = [json.loads(event) for event in events[:-1]]
+    assert {item["meta_info"]["weight_version"] for item in objects} == {WEIGHT_VERSION}
     texts = [item["text"] for item in objects]
     assert texts == sorted(texts, key=len) and texts[-1] == "cba"
     _, whole = gateway.post("/generate", body)

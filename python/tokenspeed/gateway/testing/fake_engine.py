@@ -19,6 +19,7 @@ from tokenspeed.rpc.lane.wire import AddRequest, BatchTokenIDOutSlim, ControlCal
 
 END_TOKEN = 2
 """Ends an answer unless the request ignores it."""
+WEIGHT_VERSION = "step-7"
 
 
 @dataclass(frozen=True)
@@ -190,4 +191,5 @@ def _batch(rows: Sequence[tuple[_Active, Step]], num_running: int, num_waiting: 
         ],
         output_top_logprobs_idx=[tops(active, step) for active, step in rows],
         matched_stops=[step.tokens[-1] if step.finish == "stop" and step.tokens else None for _, step in rows],
+        weight_versions=[WEIGHT_VERSION for _ in rows],
     )

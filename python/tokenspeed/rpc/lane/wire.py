@@ -202,6 +202,8 @@ class BatchTokenIDOutSlim(msgspec.Struct, array_like=True, frozen=True, tag="Bat
     input_top_logprobs_val: list[list[list[float]]] = []
     """As `input_token_logprobs_val`: the most probable tokens at each of those positions, best first."""
     input_top_logprobs_idx: list[list[list[int]]] = []
+    weight_versions: list[str | None] = []
+    """The name of the weights that serve when the row is told."""
 
     def check_columns(self) -> None:
         """Raise `WireError` when a column is neither as long as `rids` nor an absent extra column."""

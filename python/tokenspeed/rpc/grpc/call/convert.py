@@ -180,6 +180,7 @@ def _batch(
         output_top_logprobs_val=[scores.top_values],
         output_top_logprobs_idx=[scores.top_ids],
         matched_stops=[matched],
+        weight_versions=[part.weight_version if part.HasField("weight_version") else None],
         **({} if prompt is None else _prompt_columns(prompt)),
     )
 
