@@ -55,6 +55,7 @@ class ChoiceBuilder:
         self.finish_reason: str | None = None
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.weight_version = ""
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.new_text = ""
         """Text that the last `feed` added."""
@@ -89,6 +90,7 @@ class ChoiceBuilder:
         if self.finish_reason is not None:
             return False  # what was in flight when the stop string matched
         self.prompt_tokens, self.cached_tokens = delta.prompt_tokens, delta.cached_tokens
+        self.weight_version = delta.weight_version
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = _of_prompt(delta.prompt_logprobs)
         self._token_ids += delta.token_ids

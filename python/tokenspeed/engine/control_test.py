@@ -46,6 +46,7 @@ class Running:
 
     def __init__(self, engine: Engine, params: dict[str, Any] = ENDLESS) -> None:
         self.num_tokens = 0
+        self.versions: list[str] = []
         self.finish = ""
         self._ended = threading.Event()
         self.rid = (job := engine.job(PROMPT, params)).requests[0].rid
@@ -56,6 +57,8 @@ class Running:
         for delta in deltas:
             assert isinstance(delta, Delta)
             self.num_tokens += len(delta.token_ids)
+            if delta.weight_version not in self.versions[-1:]:
+                self.versions.append(delta.weight_version)
             self.finish = delta.finish
             if delta.finish:
                 self._ended.set()
@@ -237,7 +240,9 @@ def test_new_weights_answer_as_an_engine_that_started_with_them(
     assert ask(engine, "/model_info")[1] == {"model_path": new, "weight_version": "step-2"}
     after = engine.generate([PROMPT], GREEDY)[0]
     assert (after.token_ids, after.cached_tokens) == (expected, 0)  # the old blocks of this prompt are not for it
+    assert after.weight_version == "step-2"
     assert running.end() == "length" and running.num_tokens == 900  # who ran through the change went on
+    assert running.versions == ["default", "step-2"]
     assert answer_of(engine) == expected
     assert ask(engine, "/update_weights_from_disk", {"model_path": old})[0] == 200
     assert ask(engine, "/get_weight_version")[1] == {"weight_version": "step-2"}  # a name is kept unless given

@@ -73,7 +73,7 @@ def run_headless(
         if not _connect(lane, stop):
             return 0 if stop.is_set else 1
         logger.info("connected to the gateway at %s", address)
-        set_frontend(core, LaneFrontend(lane, lambda: core.operations.weight_version))
+        set_frontend(core, LaneFrontend(lane))
         core.loop.run(lambda: stop.is_set)
         return 0
     except Exception as error:

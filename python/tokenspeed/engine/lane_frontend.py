@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,11 +49,10 @@ _ABSENT_INPUTS = {
 
 
 class LaneFrontend:
-    """`lane` is connected. weight_version: the name of the weights that serve, asked for on the loop's thread."""
+    """`lane` is connected."""
 
-    def __init__(self, lane: EngineLane, weight_version: Callable[[], str]) -> None:
+    def __init__(self, lane: EngineLane) -> None:
         self._lane = lane
-        self._weight_version = weight_version
         self._lost = False
         self._is_new = True
 
@@ -74,7 +72,7 @@ class LaneFrontend:
     def publish(self, output: StepOutput) -> None:
         if self._lost:
             return  # there is nobody to read it
-        self._lane.send(to_batch(output, self._lane.engine_index, self._weight_version()))
+        self._lane.send(to_batch(output, self._lane.engine_index))
 
     def _redial(self, timeout_s: float) -> list[Command]:
         """Dial again, but only once nothing runs any more: then the loop is willing to wait."""
@@ -186,7 +184,7 @@ def _absent(field: str, what: str) -> RequestError:
     return RequestError(field, "unsupported", f"{field}: this engine does not have {what}")
 
 
-def to_batch(output: StepOutput, engine_index: int, weight_version: str) -> wire.BatchTokenIDOutSlim:
+def to_batch(output: StepOutput, engine_index: int) -> wire.BatchTokenIDOutSlim:
     """The lane's columns: the step's rows, then the rejections as rows that abort with a status and a message."""
     rejected = output.rejections
     extra = len(rejected)
@@ -207,7 +205,7 @@ def to_batch(output: StepOutput, engine_index: int, weight_version: str) -> wire
         "kv_active_pages": output.load.active_blocks,
         "kv_total_pages": output.load.total_blocks,
         "matched_stops": [token if token >= 0 else None for token in output.matched_tokens] + [None] * extra,
-        "weight_versions": [weight_version] * rows,
+        "weight_versions": [output.weight_version] * rows,
     }
     if logprobs is not None:
         tail: list[Any] = [[]] * extra

@@ -132,8 +132,9 @@ def test_rows_rejections_and_load_share_one_batch_of_equal_columns() -> None:
         ],
         rejections=[Rejection("c", 400, "top_p", "invalid_value", "top_p is odd")],
         load=LOAD,
+        weight_version="step-3",
     )
-    batch = wire.decode_output(wire.encode(to_batch(output, 7, "step-3")))
+    batch = wire.decode_output(wire.encode(to_batch(output, 7)))
     assert isinstance(batch, wire.BatchTokenIDOutSlim)
     assert batch.rids == ["a", "b", "c"] and batch.finished_reasons == ["", "stop", "abort"]
     assert batch.output_ids == [[5], [6], []] and batch.matched_stops == [None, 6, None]
@@ -152,6 +153,6 @@ def test_rows_rejections_and_load_share_one_batch_of_equal_columns() -> None:
 
 
 def test_a_batch_without_rows_is_a_sign_of_life() -> None:
-    output = StepOutput([], [], [], [], [], [], [], None, None, [], LOAD)
-    batch = wire.decode_output(wire.encode(to_batch(output, 0, "step-3")))
+    output = StepOutput([], [], [], [], [], [], [], None, None, [], LOAD, "step-3")
+    batch = wire.decode_output(wire.encode(to_batch(output, 0)))
     assert isinstance(batch, wire.BatchTokenIDOutSlim) and batch.rids == [] and batch.kv_total_pages == 4

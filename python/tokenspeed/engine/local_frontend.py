@@ -33,6 +33,7 @@ class Delta(NamedTuple):
     logprobs: TokenLogprobs | None
     prompt_logprobs: PromptLogprobs | None
     rejection: Rejection | None
+    weight_version: str
 
 
 Mailbox = Callable[[list[Delta] | EngineDeadError], None]
@@ -133,8 +134,10 @@ def _deltas(output: StepOutput) -> list[Delta]:
         logprobs,
         prompt_logprobs,
         repeat(None),
+        repeat(output.weight_version),
     )
     deltas = list(map(Delta._make, columns))
     for rejection in output.rejections:
-        deltas.append(Delta(rejection.rid, [], "abort", 0, 0, 0, -1, None, None, rejection))
+        told = Delta(rejection.rid, [], "abort", 0, 0, 0, -1, None, None, rejection, output.weight_version)
+        deltas.append(told)
     return deltas

@@ -65,6 +65,7 @@ class EngineLoop:
         self._published_s = 0.0
         self._was_busy = False
         self._load_is_due = False
+        self.weight_name = ""
         self._paused = False
         self._held_back = False
         """Whether a pause is why nothing could be planned."""
@@ -136,6 +137,11 @@ class EngineLoop:
         """Share no prefix with what was computed before."""
         self.mirror.operated("set_weight_version", version)
         self.scheduler.set_weight_version(version)
+
+    def name_weights(self, name: str) -> None:
+        """What results say they were served under, from now on; those that are there keep the old name."""
+        self._publish()
+        self.weight_name = name
 
     def come_to_rest(self) -> None:
         """`settle_all` on every rank."""
@@ -264,7 +270,7 @@ class EngineLoop:
             for record, reason in self._outputs.finished:
                 self.log.finished(record, reason)
             self.log.load_changed(self._admission.num_compiling)
-            self.frontend.publish(self._outputs.take(self.load()))
+            self.frontend.publish(self._outputs.take(self.load(), self.weight_name))
             self._published_s, self._load_is_due = now_s, False
 
     def load(self) -> LoadNumbers:

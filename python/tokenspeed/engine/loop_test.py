@@ -196,6 +196,17 @@ def test_an_abort_gives_one_terminal_row_and_its_blocks_come_back_with_the_step_
     bench.scheduler.check()
 
 
+def test_tokens_of_steps_that_ran_before_new_weights_keep_the_old_name() -> None:
+    bench = Bench(1).add("a").steps(3)
+    bench.loop.come_to_rest()
+    bench.loop.name_weights("new")
+    told = len(bench.desk.tokens("a"))
+    assert told == 3 and {output.weight_version for output in bench.desk.published} == {""}
+    bench.steps(8)
+    later = [output.weight_version for output in bench.desk.published if output.rids][told:]
+    assert later == ["new"] * 3 and bench.desk.ends("a") == ["length"]
+
+
 def test_abort_all_ends_everything_and_the_loop_goes_on() -> None:
     bench = Bench(1).add("a").add("b").steps(2)
     bench.desk.commands.append(AbortAll("the gateway left"))

@@ -115,7 +115,7 @@ class StepOutput:
 
     token_ids: new tokens only. finish: "", "stop", "length" or "abort". completion_tokens: so far. matched_tokens:
     the stop or end-of-text token that ended the request, else -1. logprobs, prompt_logprobs: None when nobody asked;
-    the latter come once, with a request's first tokens.
+    the latter come once, with a request's first tokens. weight_version: the name of the weights that served.
     """
 
     rids: list[str]
@@ -129,6 +129,7 @@ class StepOutput:
     prompt_logprobs: list[PromptLogprobs | None] | None
     rejections: list[Rejection]
     load: LoadNumbers
+    weight_version: str
 
 
 class Frontend(Protocol):

@@ -54,6 +54,8 @@ class RequestOutput:
     """Prompt tokens that came from the prefix cache (of the first choice)."""
     prompt_logprobs: list[TokenLogprob | None] | None
     """Of the prompt's tokens from `prompt_logprob_start` on, where they were asked for; None for the first token."""
+    weight_version: str
+    """The name of the weights that served the last token (of the first choice)."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -111,7 +113,8 @@ class Job:
 
     def _output(self, choices: list[Choice]) -> RequestOutput:
         first = self.builders[0]
-        return RequestOutput(self.prompt_token_ids, choices, first.cached_tokens, first.prompt_logprobs)
+        facts = (first.cached_tokens, first.prompt_logprobs, first.weight_version)
+        return RequestOutput(self.prompt_token_ids, choices, *facts)
 
 
 class Engine:

@@ -51,7 +51,7 @@ class Operations:
         replace_model: Callable[[Model], None],
     ) -> None:
         self.calls = LoopCalls()
-        self.weight_version = weight_version
+        loop.weight_name = weight_version
         self._weights = weights
         self._collected: _Collected | None = None
         self._loop = loop
@@ -60,6 +60,10 @@ class Operations:
         self._replace_model = replace_model
         self._num_versions = 0
         self._updating = threading.Lock()
+
+    @property
+    def weight_version(self) -> str:
+        return self._loop.weight_name
 
     @property
     def model_path(self) -> str:
@@ -187,7 +191,8 @@ class Operations:
         """On the loop's thread, so that no step between the two goes by a wrong name."""
         self._num_versions += 1
         self._loop.set_weight_version(self._num_versions)
-        self.weight_version = self.weight_version if version is None else version
+        if version is not None:
+            self._loop.name_weights(version)
 
 
 @dataclass(frozen=True)

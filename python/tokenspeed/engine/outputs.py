@@ -131,7 +131,7 @@ class OutputColumns:
             if finish:
                 self._end(record, FINISH_NAMES[finish])
 
-    def take(self, load: LoadNumbers) -> StepOutput:
+    def take(self, load: LoadNumbers, weight_version: str) -> StepOutput:
         """Everything gathered so far."""
         prompt, completion, cached, matched = self._counts
         output = StepOutput(
@@ -146,6 +146,7 @@ class OutputColumns:
             prompt_logprobs=self._prompt_logprobs if self._any_prompt_logprobs else None,
             rejections=self._rejections,
             load=load,
+            weight_version=weight_version,
         )
         self._reset()
         return output

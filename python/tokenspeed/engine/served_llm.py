@@ -231,7 +231,7 @@ class _Answer:
             "prompt_tokens": delta.prompt_tokens,
             "completion_tokens": delta.completion_tokens,
             "cached_tokens": delta.cached_tokens,
-            "weight_version": self._llm.engine.operations.weight_version,
+            "weight_version": delta.weight_version,
             "finish_reason": _finish(result.finish_reason, result.stop_match, delta),
         }
         if delta.logprobs is not None or self._scores:

@@ -38,7 +38,7 @@ class ChoiceAnswer:
         self._logprobs = None if params.logprobs is None else pb.OutputLogProbs()
         self._prompt_logprobs: pb.PromptLogProbs | None = None
 
-    def feed(self, delta: Delta, weight_version: str) -> tuple[list[Message], bool]:
+    def feed(self, delta: Delta) -> tuple[list[Message], bool]:
         """(messages, whether a stop string has just ended the choice so that the engine may abort the rest)."""
         if self.finished:
             return [], False
@@ -51,18 +51,18 @@ class ChoiceAnswer:
             self._prompt_logprobs = prompt_logprobs(delta.prompt_logprobs)
         messages: list[Message] = []
         if self._streams:
-            messages += self._chunk(delta, token_ids, scores, weight_version)
+            messages += self._chunk(delta, token_ids, scores)
         else:
             self._token_ids += token_ids
             if self._logprobs is not None and scores:
                 self._logprobs.MergeFrom(scores)
         if delta.finish or isinstance(matched, str):
             self.finished = True
-            messages.append(self._complete(delta, matched, weight_version))
+            messages.append(self._complete(delta, matched))
         return messages, stopped
 
     def _chunk(
-        self, delta: Delta, token_ids: list[int], scores: pb.OutputLogProbs | None, weight_version: str
+        self, delta: Delta, token_ids: list[int], scores: pb.OutputLogProbs | None
     ) -> list[pb.GenerateStreamChunk]:
         """The first one opens the choice for its reader, even without a token."""
         if not token_ids and self._has_begun:
@@ -75,13 +75,13 @@ class ChoiceAnswer:
             cached_tokens=delta.cached_tokens,
             output_logprobs=scores,
             index=self._index,
-            weight_version=weight_version,
+            weight_version=delta.weight_version,
             prompt_logprobs=self._prompt_logprobs,
         )
         self._prompt_logprobs = None
         return [chunk]
 
-    def _complete(self, delta: Delta, matched: str | int | None, weight_version: str) -> pb.GenerateComplete:
+    def _complete(self, delta: Delta, matched: str | int | None) -> pb.GenerateComplete:
         complete = pb.GenerateComplete(
             output_ids=self._token_ids,
             finish_reason="stop" if isinstance(matched, str) else delta.finish,
@@ -90,7 +90,7 @@ class ChoiceAnswer:
             cached_tokens=delta.cached_tokens,
             output_logprobs=self._logprobs if not self._streams else None,
             index=self._index,
-            weight_version=weight_version,
+            weight_version=delta.weight_version,
             prompt_logprobs=self._prompt_logprobs,
         )
         if isinstance(matched, str):

@@ -102,7 +102,7 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
             found = delta.rejection
             await refuse(context, found.status, found.code, found.field, found.message)
         self._meter.sent(len(delta.token_ids))
-        messages, stopped = choice.feed(delta, self._engine.operations.weight_version)
+        messages, stopped = choice.feed(delta)
         if stopped:
             self._engine.frontend.abort([delta.rid])
         responses = []
