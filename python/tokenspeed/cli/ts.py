@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`ts COMMAND`: serve, eval, bench, env, kernels, version. Each command is a module, imported when asked for."""
+"""`ts COMMAND`: serve, eval, bench, kernels and so on. Each command is a module, imported when asked for."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ usage: ts COMMAND ...
   kernels explain [OP ...]    which kernel runs an operation here, and why the others do not
   kernels tune [--op OP]      measure the solutions and keep the fastest in the tuning table
   kernels bench [--op OP]     time the solutions beside torch and this machine's limits
+  merge-traces FILES -o OUT   the Chrome traces of several ranks (of /start_profile) as one
   env                         versions and hardware, for a bug report
   version                     the version (also --version)
 """
@@ -41,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return reporting("ts eval", lambda: eval_command.main(rest))
     if command == "bench":
         return _bench(rest)
+    if command == "merge-traces":
+        from tokenspeed.cli import merge_traces
+
+        return reporting("ts merge-traces", lambda: merge_traces.main(rest))
     if command == "kernels":
         return _kernels(rest)
     if command == "env":
@@ -54,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command in ("--help", "-h", "help"):
         print(HELP, end="")
         return 0
-    print(f"ts: error: {command}: no such command (serve, eval, bench, kernels, env, version)", file=sys.stderr)
+    known = "serve, eval, bench, kernels, merge-traces, env, version"
+    print(f"ts: error: {command}: no such command ({known})", file=sys.stderr)
     return USAGE
 
 

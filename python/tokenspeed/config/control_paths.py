@@ -13,7 +13,9 @@ ENGINE_PATHS = (
     "/get_weight_version",
     "/model_info",
     "/pause_generation",
+    "/start_profile",
     "/start_weight_update",
+    "/stop_profile",
     "/update_weight_version",
     "/update_weights_from_disk",
     "/update_weights_from_tensor",
@@ -29,8 +31,6 @@ ABSENT_PATHS = (
     "/rebalance_experts",
     "/release_memory_occupation",
     "/resume_memory_occupation",
-    "/start_profile",
-    "/stop_profile",
     "/update_weights_from_distributed",
     "/update_weights_from_mooncake",
 )

@@ -5,26 +5,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenspeed.engine.profiler import Profiler, ProfileRefused
 from tokenspeed_cc import Scheduler
-
-_ABSENT = {
-    "start_profile": "this release has no profiler",
-    "stop_profile": "this release has no profiler",
-}
 
 
 class Controls:
     """Runs on the loop's thread."""
 
     def __init__(self, scheduler: Scheduler) -> None:
+        self.profiler = Profiler()
         self._scheduler = scheduler
 
     def call(self, method: str, args: list[Any]) -> tuple[bool, str]:
         """(success, message). A bad argument is an answer, not an exception."""
         if method == "flush_cache":
             return self._flush_cache()
-        if method in _ABSENT:
-            return False, f"{method}: {_ABSENT[method]}"
+        try:
+            if method == "start_profile":
+                return True, self.profiler.start(args[0] if args and isinstance(args[0], dict) else {})
+            if method == "stop_profile":
+                return True, self.profiler.stop()
+        except ProfileRefused as error:
+            return False, f"{method}: {error}"
         return False, f"{method}: no such call"
 
     def _flush_cache(self) -> tuple[bool, str]:

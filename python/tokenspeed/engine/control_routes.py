@@ -37,6 +37,10 @@ def control_routes(operations: Operations, info: Callable[[], Mapping[str, Any]]
     def model_info(_: Body) -> Mapping[str, Any]:
         return {"model_path": operations.model_path, "weight_version": operations.weight_version}
 
+    profiles: dict[str, Callable[[Body], Mapping[str, Any]]] = {
+        "/start_profile": lambda body: {"success": True, "message": operations.start_profile(body)},
+        "/stop_profile": lambda _: {"success": True, "message": operations.stop_profile()},
+    }
     gets: dict[str, Callable[[Body], Mapping[str, Any]]] = {
         "/health": lambda _: {"status": "ok"},
         "/health_generate": lambda _: {"status": "ok"},
@@ -46,8 +50,10 @@ def control_routes(operations: Operations, info: Callable[[], Mapping[str, Any]]
         "/get_weight_version": lambda _: {"weight_version": operations.weight_version},
         "/v1/loads": loads,
         "/flush_cache": lambda body: _flush(operations, body),
+        **profiles,
     }
     posts: dict[str, Callable[[Body], Mapping[str, Any]]] = {
+        **profiles,
         "/flush_cache": lambda body: _flush(operations, body),
         "/pause_generation": lambda body: _pause(operations, body),
         "/continue_generation": lambda body: _resume(operations, body),

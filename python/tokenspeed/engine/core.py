@@ -205,6 +205,7 @@ def build(
         config.scheduler.overlap_depth,
     )
     loop.mirror = ranks.mirror
+    loop.profiler.rank = f"dp{config.parallel.data_rank}-tp{ranks.group.rank}"
     loop.log.muted = not ranks.leads
     try:
         loop.log.tracer = make_tracer("tokenspeed-engine", config.operations.traces_endpoint if ranks.leads else None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from tokenspeed.engine.executor import Executor, StepTokens
 from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Connected, Control, Frontend, LoadNumbers, Refused
 from tokenspeed.engine.outputs import OutputColumns
 from tokenspeed.engine.pending import Pending
+from tokenspeed.engine.profiler import Profiler
 from tokenspeed.engine.prompt_scores import PromptRow
 from tokenspeed.engine.records import RequestRecord, RequestTable
 from tokenspeed.engine.runner import NewSlot, StepWork
@@ -127,6 +129,15 @@ class EngineLoop:
         self.mirror.operated("end", rids)
         for rid in rids:
             self._abort(self.requests.of_rid(rid))
+
+    @property
+    def profiler(self) -> Profiler:
+        return self._controls.profiler
+
+    def control(self, method: str, args: list[Any]) -> tuple[bool, str]:
+        """(success, message) of a call of `Controls`, which every rank makes; the answer is this one's."""
+        self.mirror.operated("control", method, args)
+        return self._controls.call(method, args)
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache; False while requests hold blocks."""
@@ -248,6 +259,7 @@ class EngineLoop:
         plan, pending = self._in_flight.popleft()
         begun_s = time.perf_counter()
         tokens = pending.wait()
+        self.profiler.settled()
         self.mirror.settled(tokens.token_ids)
         begun_s = self.log.took("device", begun_s)
         for row, why in tokens.failures:

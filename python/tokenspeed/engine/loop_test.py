@@ -326,11 +326,11 @@ def test_logprobs_are_computed_only_while_somebody_wants_them() -> None:
 def test_flush_answers_whether_it_could_and_unknown_calls_are_refused_by_name() -> None:
     replies: list[tuple[bool, str]] = []
     bench = Bench(1).add("a").steps(12)
-    for method in ("flush_cache", "start_profile", "dance"):
+    for method in ("flush_cache", "stop_profile", "dance"):
         bench.desk.commands.append(Control(method, [], lambda success, text: replies.append((success, text))))
     bench.steps(1)
     assert [success for success, _ in replies] == [True, False, False]
-    assert "dance: no such call" in replies[2][1]
+    assert "stop_profile: no profile is running" in replies[1][1] and "dance: no such call" in replies[2][1]
 
 
 def test_an_error_of_a_step_leaves_the_loop() -> None:

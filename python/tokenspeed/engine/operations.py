@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from tokenspeed.config.model import ModelConfig, load_model_config
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import resolve_model
@@ -22,6 +24,7 @@ from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.loop_calls import LoopCalls
 from tokenspeed.engine.messages import LoadNumbers
 from tokenspeed.engine.new_weights import OnLoop, WeightsFrom
+from tokenspeed.engine.profiler import ProfileRefused, profile_options
 from tokenspeed.models import NamedTensors
 from tokenspeed.models.model import Model
 
@@ -106,6 +109,24 @@ class Operations:
 
     def load_numbers(self) -> LoadNumbers:
         return self.calls.call(self._loop.load)
+
+    def start_profile(self, fields: Mapping[str, Any]) -> str:
+        """Every rank records from now on; what is written where. Raises OperationError."""
+        try:
+            profile_options(fields, torch.cuda.is_available())
+        except ProfileRefused as error:
+            raise OperationError(400, str(error)) from None
+        return self._controlled("start_profile", [dict(fields)])
+
+    def stop_profile(self) -> str:
+        """Every rank writes its trace; where. Raises OperationError."""
+        return self._controlled("stop_profile", [])
+
+    def _controlled(self, method: str, args: list[Any]) -> str:
+        success, message = self.calls.call(lambda: self._loop.control(method, args))
+        if not success:
+            raise OperationError(400 if "output_dir" in message else 409, message)
+        return message
 
     def set_weight_version(self, version: str) -> None:
         """The same weights under another name; prefixes are not shared across the change."""
