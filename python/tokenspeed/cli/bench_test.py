@@ -9,10 +9,8 @@ import itertools
 import json
 import lzma
 import math
-import socket
 import statistics
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from tokenspeed.cli.bench_requests import Outcome, Recorder
 from tokenspeed.cli.bench_workloads import Lengths
 from tokenspeed.cli.eval_server import ServerError
 from tokenspeed.config.flags import FlagError
+from tokenspeed.gateway.testing.serving import serving as running
 
 
 def line(**chunk: Any) -> bytes:
@@ -255,20 +254,8 @@ def serving(server: Server) -> Iterator[str]:
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]] = server.answer
     app.add_routes([web.get("/v1/models", server.models), web.post("/v1/chat/completions", answer)])
     app.add_routes([web.post("/v1/completions", answer)])
-    loop = asyncio.new_event_loop()
-    runner = web.AppRunner(app)
-    loop.run_until_complete(runner.setup())
-    sock = socket.create_server(("127.0.0.1", 0))
-    loop.run_until_complete(web.SockSite(runner, sock).start())
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
+    with running(app) as url:
+        yield url
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])

@@ -6,10 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -25,6 +23,7 @@ from tokenspeed.cli.eval_tasks import Item
 from tokenspeed.config.flags import FlagError
 from tokenspeed.gateway.testing.fake_engine import Script, Step, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids
+from tokenspeed.gateway.testing.serving import serving
 from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
 
 SAMPLES = Path(__file__).with_name("testdata")
@@ -266,20 +265,8 @@ def completions_server(logprobs: dict[str, list[float]]) -> Iterator[str]:
 
     app = web.Application()
     app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", completions)])
-    loop = asyncio.new_event_loop()
-    runner = web.AppRunner(app)
-    loop.run_until_complete(runner.setup())
-    sock = socket.create_server(("127.0.0.1", 0))
-    loop.run_until_complete(web.SockSite(runner, sock).start())
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
+    with serving(app) as url:
+        yield url
 
 
 def test_choices_are_compared_by_the_sums_of_their_logprobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
