@@ -32,6 +32,7 @@
         ps.prometheus-client
         ps.protobuf
         ps.psutil
+        ps.pyyaml
         ps.pyzmq
         ps.tokenizers
       ];

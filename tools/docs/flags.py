@@ -8,7 +8,6 @@ With --check nothing is written, and a page that is not what would be written is
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
 
 from tokenspeed.config.flags import Flag  # noqa: E402 - after the path is set
+from tokenspeed.config.flags_help import arranged  # noqa: E402
 from tokenspeed.config.flags_table import ENGINE_FLAGS, SERVER_FLAGS, SUPERVISOR_FLAGS  # noqa: E402
 from tokenspeed.config.gateway import TABLE as GATEWAY_FLAGS  # noqa: E402
 
@@ -32,6 +32,7 @@ HEAD = """\
 Every flag is honoured or refused: a refused or unknown flag ends the command with status 2 and one line that names it,
 before anything starts. A refused flag passes with a value that asks for nothing beyond what happens anyway.
 
+A flag without a value has a `--no-` form and takes `=true` and `=false`. `--ext-yaml FILE` reads flags from YAML.
 `ts serve` takes the flags of engine, supervisor and gateway and hands each to the process that owns it; `smg launch`
 takes the gateway's. The keywords of `Engine(...)` are the engine's flags with underscores.
 """
@@ -63,7 +64,7 @@ def show(value: Any) -> str:
 def operand(flag: Flag) -> str:
     """What follows the flag on the command line."""
     if not flag.takes_value:
-        return "no value" if flag.kind != "bool" else "no value, or its `--no-` form"
+        return "no value"
     kind = {"append": "text, repeatable", "ints": "whole numbers", "str": "text", "int": "whole number"}
     return " ".join(f"`{choice}`" for choice in flag.choices) or kind.get(flag.kind, "number")
 
@@ -78,15 +79,22 @@ def names(flag: Flag) -> str:
     return ", ".join(f"`{name}`" for name in flag.names)
 
 
+def groups(title: str, honoured: list[Flag]) -> list[tuple[str, list[Flag]]]:
+    """The engine's as `ts serve --help` has them; others in the order of their table."""
+    if title == "Engine":
+        return arranged(honoured)
+    found: dict[str, list[Flag]] = {}
+    for flag in honoured:
+        found.setdefault(flag.group, []).append(flag)
+    return list(found.items())
+
+
 def section(title: str, commands: str, table: tuple[Flag, ...]) -> list[str]:
     """The honoured flags by group, then the refused ones with their reasons."""
     honoured = [flag for flag in table if not flag.refusal]
     refused = sorted((flag for flag in table if flag.refusal), key=lambda flag: flag.name)
     lines = [f"## {title}", "", f"{commands}: {len(honoured)} flags honoured, {len(refused)} refused.", ""]
-    # Groups keep the order of the table; a group that the table visits twice is one section.
-    order = list(dict.fromkeys(flag.group for flag in honoured))
-    by_group = sorted(honoured, key=lambda flag: order.index(flag.group))
-    for group, members in itertools.groupby(by_group, key=lambda flag: flag.group):
+    for group, members in groups(title, honoured):
         body = [(names(f), operand(f), show(f.default), f.help) for f in members]
         lines += [f"### {title}: {group}", "", *rows(("flag", "takes", "default", "what it does"), body), ""]
     if refused:

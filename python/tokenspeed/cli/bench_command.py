@@ -23,7 +23,8 @@ from tokenspeed.cli.bench_requests import Outcome, Sender, run_sessions
 from tokenspeed.cli.bench_workloads import Lengths, Session
 from tokenspeed.cli.eval_command import Progress
 from tokenspeed.cli.eval_server import Client, ServerError
-from tokenspeed.config.flags import Flag, FlagError, help_text, json_object, parse_flags
+from tokenspeed.config.flags import Flag, FlagError, json_object, parse_flags
+from tokenspeed.config.flags_help import help_text
 
 WORKLOADS = ("random", "sharegpt", "agent", "trace")
 _RUN, _LOAD, _REPORT = "server", "workload", "report"

@@ -20,7 +20,8 @@ from tokenspeed.cli import eval_tasks
 from tokenspeed.cli.eval_code import PASSED, CodeLimits, run_program
 from tokenspeed.cli.eval_server import Client, ServerError, own_server
 from tokenspeed.cli.eval_tasks import Item
-from tokenspeed.config.flags import Flag, FlagError, help_text, parse_flags
+from tokenspeed.config.flags import Flag, FlagError, parse_flags
+from tokenspeed.config.flags_help import help_text
 
 _RUN, _TASK, _CODE = "server", "task", "humaneval's programs"
 FLAGS = (

@@ -18,8 +18,10 @@ from tokenspeed.cli import _proc
 from tokenspeed.cli.replicas import Replicas
 from tokenspeed.cli.supervisor import Supervisor, SupervisorConfig
 from tokenspeed.config import hardware
-from tokenspeed.config.flags import FlagError, ParsedFlags, help_text, json_object, parse_flags
+from tokenspeed.config.flags import FlagError, ParsedFlags, json_object, parse_flags
+from tokenspeed.config.flags_help import on_page, server_help
 from tokenspeed.config.flags_table import ENGINE_FLAGS, SUPERVISOR_FLAGS
+from tokenspeed.config.flags_yaml import without_yaml, words_of_yaml
 from tokenspeed.config.gateway import TABLE as GATEWAY_FLAGS
 from tokenspeed.config.gateway import GatewayConfig, parse_launch
 from tokenspeed.config.model import load_model_config
@@ -34,6 +36,7 @@ _SUPERVISED_ONLY = (
     "drain_timeout",
     "engine_restarts",
     "control_port",
+    "log_level_http",
 )
 _LANE_FLAGS = (
     "data_parallel_address",
@@ -42,10 +45,17 @@ _LANE_FLAGS = (
     "zmq_curve_secret_key_file",
     "zmq_curve_server_key",
 )
+_OWN_NAMES = {name for flag in ENGINE_FLAGS + SUPERVISOR_FLAGS for name in flag.spellings}
+SUPERVISED_GATEWAY_FLAGS = tuple(
+    replace(flag, default=DEFAULT_PORT) if flag.name == "--port" else flag
+    for flag in GATEWAY_FLAGS
+    if flag.name not in _OWN_NAMES
+)
+"""The gateway's flags that a command line of `ts serve` may hold, with their defaults here."""
 # Words of the gateway's own table that an engine's flag of the same name does not keep from it.
-_GATEWAY_ONLY = {name for flag in GATEWAY_FLAGS for name in flag.names} - {
-    name for flag in ENGINE_FLAGS + SUPERVISOR_FLAGS for name in flag.names
-}
+_GATEWAY_ONLY = {name for flag in GATEWAY_FLAGS for name in flag.spellings} - _OWN_NAMES
+_LOG_LEVELS = {"warning": "warn", "critical": "error"}
+"""What the gateway calls them."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +72,9 @@ def main(argv: Sequence[str]) -> int:
     """Exit status. Raises FlagError and ModelError for what the user got wrong."""
     if "--help" in argv or "-h" in argv:
         print("usage: ts serve [MODEL] [flags]\n\nOther flags go to the gateway: see `smg launch --help`.\n")
-        print(help_text(SUPERVISOR_FLAGS + ENGINE_FLAGS))
+        print(server_help((*ENGINE_FLAGS, *on_page(SUPERVISED_GATEWAY_FLAGS), *SUPERVISOR_FLAGS)))
         return 0
-    split = split_argv(argv)
+    split = with_yaml(argv)
     values = with_slurm(split.engine.values, os.environ, len(hardware.detect().usable_gpus))
     split = replace(split, engine=replace(split.engine, values=values))
     if split.supervisor.values["headless"]:
@@ -74,11 +84,23 @@ def main(argv: Sequence[str]) -> int:
     return _supervised(split)
 
 
+def with_yaml(argv: Sequence[str]) -> Split:
+    """The command line taken apart, with the flags of its --ext-yaml where it does not say them itself."""
+    split = split_argv(argv)
+    path = split.engine.values["ext_yaml"]
+    if path is None:
+        return split
+    words = {word.partition("=")[0] for word in split.gateway_words}
+    table = (*SUPERVISOR_FLAGS, *ENGINE_FLAGS, *SUPERVISED_GATEWAY_FLAGS)
+    given = {flag.dest for flag in SUPERVISED_GATEWAY_FLAGS if words & set(flag.spellings)}
+    of_file = words_of_yaml(path, table, given | set(split.engine.given) | set(split.supervisor.given))
+    return split_argv([*of_file, *without_yaml(argv)])
+
+
 def split_argv(argv: Sequence[str]) -> Split:
     """Whose flag is whose: the supervisor's and the engine's by their tables, everything else the gateway's."""
     gateway_words, others = _take(argv, _GATEWAY_ONLY)
-    supervisor = parse_flags([], SUPERVISOR_FLAGS)
-    names = {name for flag in SUPERVISOR_FLAGS for name in flag.names}
+    names = {name for flag in SUPERVISOR_FLAGS for name in flag.spellings}
     ours, others = _take(others, names)
     supervisor = parse_flags(ours, SUPERVISOR_FLAGS)
     engine = parse_flags(others, ENGINE_FLAGS)
@@ -110,7 +132,7 @@ def _take(argv: Sequence[str], names: set[str]) -> tuple[list[str], list[str]]:
 def _operands(name: str) -> float:
     """How many words may follow a flag of the gateway or the supervisor."""
     for flag in (*SUPERVISOR_FLAGS, *GATEWAY_FLAGS):
-        if name in flag.names:
+        if name in flag.spellings:
             if not flag.takes_value:
                 return 0
             return float("inf") if name == "--worker-urls" else 1
@@ -125,8 +147,7 @@ def _without(words: list[str], engine: ParsedFlags) -> list[str]:
 
 def _take_known(words: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
     model_names = ("--model", "--model-path")
-    table = {name: flag for flag in ENGINE_FLAGS for name in flag.names}
-    table.update({"--no-" + name[2:]: flag for flag in ENGINE_FLAGS if flag.kind == "bool" for name in flag.names})
+    table = {name: flag for flag in ENGINE_FLAGS for name in flag.spellings}
     kept: list[str] = []
     index = 0
     while index < len(words):
@@ -158,8 +179,11 @@ def _headless(split: Split) -> int:
             raise FlagError(
                 split.supervisor.given[dest], "is for a supervised server; --headless starts an engine alone"
             )
-    if split.gateway_words:
-        raise FlagError(split.gateway_words[0], "no such flag of an engine (see `ts serve --help`)")
+    for word in split.gateway_words:
+        name = word.partition("=")[0]
+        if name in _GATEWAY_ONLY:
+            raise FlagError(name, "is the gateway's: an engine alone serves no HTTP clients; give it to `smg launch`")
+        raise FlagError(word, "no such flag of an engine (see `ts serve --help`)")
     values = split.engine.values
     source = _resolve_source(values)
     model_config = load_model_config(source, json_object(values, "hf_overrides"))
@@ -240,10 +264,11 @@ def headless_arguments(split: Split, source: ModelSource) -> list[str]:
 def gateway_arguments(split: Split, worker_url: str) -> list[str]:
     """The user's gateway flags behind the supervisor's defaults; a default gives way to what the user said."""
     words = list(split.gateway_words)
+    http_level = split.supervisor.values["log_level_http"] or "warn"
     given = {word.partition("=")[0] for word in words if word.startswith("--")}
     defaults = {
         "--port": str(DEFAULT_PORT),
-        "--log-level": "warn",
+        "--log-level": _LOG_LEVELS.get(http_level, http_level),
         "--shutdown-grace-period-secs": str(split.supervisor.values["drain_timeout"]),
     }
     for name, value in defaults.items():

@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Kind = Literal["str", "int", "float", "switch", "off", "bool", "append", "ints"]
-"""switch: sets true. off: sets its destination false. bool: --x and --no-x. append: repeatable. ints: one or more."""
+"""switch: sets true. off: sets its destination false. bool: says either. All three also as --no-x, --x=true and
+--x=false. append: repeatable. ints: one or more."""
+
+_TRUTHS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 class FlagError(ValueError):
@@ -60,6 +63,11 @@ class Flag:
     def takes_value(self) -> bool:
         return self.kind not in ("switch", "off", "bool")
 
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """All names that a command line may use."""
+        return self.names if self.takes_value else self.names + tuple("--no-" + name[2:] for name in self.names)
+
 
 @dataclass(frozen=True)
 class ParsedFlags:
@@ -86,22 +94,20 @@ def parse_flags(argv: Sequence[str], table: Sequence[Flag]) -> ParsedFlags:
         if not word.startswith("--"):
             _take_model(word, values, given)
             continue
-        entry = index.get(name)
-        if entry is None:
+        flag = index.get(name)
+        if flag is None:
             rest.append(word)
             while words and not words[0].startswith("--"):
                 rest.append(words.pop(0))
             continue
-        flag, implied = entry
         raw = [inline] if equals else _operands(flag, words)
-        _store(flag, name, _value(flag, name, raw, implied, bool(equals)), values, given)
+        _store(flag, name, _value(flag, name, raw, _implied(flag, name), bool(equals)), values, given)
     return ParsedFlags(values, given, rest)
 
 
 def take_flag(flag: Flag, name: str, words: list[str], values: dict[str, Any], given: dict[str, str]) -> None:
     """Store what a command line says of one flag. name: as it was written. words: its operands. Raises FlagError."""
-    implied = flag.kind != "off" and not (flag.kind == "bool" and name.startswith("--no-"))
-    _store(flag, name, _value(flag, name, words, implied, inline=False), values, given)
+    _store(flag, name, _value(flag, name, words, _implied(flag, name), inline=False), values, given)
 
 
 def values_from_kwargs(kwargs: Mapping[str, Any], table: Sequence[Flag]) -> ParsedFlags:
@@ -146,32 +152,13 @@ def json_object(values: Mapping[str, Any], dest: str) -> dict[str, Any]:
     return value
 
 
-def help_text(table: Iterable[Flag]) -> str:
-    """The honoured flags, by group, for `--help`."""
-    lines: list[str] = []
-    group = ""
-    for flag in table:
-        if flag.refusal:
-            continue
-        if flag.group != group:
-            group = flag.group
-            lines += ["", f"{group}:"]
-        value = "" if not flag.takes_value else " " + ("|".join(map(str, flag.choices)) or flag.kind.upper())
-        lines.append(f"  {', '.join(flag.names)}{value}")
-        default = "" if flag.default in (None, False, ()) or flag.kind == "off" else f" (default {flag.default})"
-        lines.append(f"      {flag.help}{default}")
-    return "\n".join(lines).strip("\n")
+def _by_name(table: Iterable[Flag]) -> dict[str, Flag]:
+    return {name: flag for flag in table for name in flag.spellings}
 
 
-def _by_name(table: Iterable[Flag]) -> dict[str, tuple[Flag, bool]]:
-    """Spelling to (flag, the value that the bare spelling of a switch implies)."""
-    index: dict[str, tuple[Flag, bool]] = {}
-    for flag in table:
-        for name in flag.names:
-            index[name] = (flag, flag.kind != "off")
-            if flag.kind == "bool":
-                index["--no-" + name[2:]] = (flag, False)
-    return index
+def _implied(flag: Flag, name: str) -> bool:
+    """What the bare spelling of a flag without a value says."""
+    return (name not in flag.names) == (flag.kind == "off")
 
 
 def _take_model(word: str, values: dict[str, Any], given: dict[str, str]) -> None:
@@ -196,9 +183,11 @@ def _operands(flag: Flag, words: list[str]) -> list[str]:
 
 def _value(flag: Flag, name: str, raw: list[str], implied: bool, inline: bool) -> Any:
     if not flag.takes_value:
-        if inline:
-            raise FlagError(name, "takes no value")
-        return implied
+        if not inline:
+            return implied
+        if raw[0].lower() not in _TRUTHS:
+            raise FlagError(name, f"{raw[0]!r} is neither true nor false")
+        return implied == _TRUTHS[raw[0].lower()]
     if not raw:
         raise FlagError(name, f"needs a value ({flag.kind})")
     try:

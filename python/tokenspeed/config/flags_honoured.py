@@ -18,7 +18,9 @@ def _flag(
     return Flag(tuple(names.split()), kind, default, help, group, choices=choices, target=target)
 
 
-_MODEL = "Model"
+_MODEL = "Model Loading"
+_API, _MEMORY = "API Surface", "Scheduler And Memory"
+_PRECISION, _PARALLEL = "Precision And Quantization", "Parallelism"
 MODEL_FLAGS: tuple[Flag, ...] = (
     _flag(
         "--model --model-path",
@@ -60,7 +62,7 @@ MODEL_FLAGS: tuple[Flag, ...] = (
         "--quantization",
         "str",
         None,
-        _MODEL,
+        _PRECISION,
         "fp8 or w8a8_fp8 quantizes a dense checkpoint while it loads. A checkpoint that is quantized says itself how; "
         "the flag may repeat it.",
         ("fp8", "mxfp4", "nvfp4", "w8a8_fp8", "compressed-tensors", "gptq", "awq"),
@@ -76,19 +78,20 @@ MODEL_FLAGS: tuple[Flag, ...] = (
     _flag("--download-dir", "str", None, _MODEL, "Where downloads are kept."),
     _flag("--served-model-name", "str", None, _MODEL, "The name clients use; the model's own when not given."),
     _flag(
-        "--max-model-len", "int", None, _MODEL, "Prompt and output of a request, in tokens; the model's when not given."
+        "--max-model-len", "int", None, _MEMORY, "Prompt and output of a request in tokens; the model's when not given."
     ),
+    _flag("--ext-yaml", "str", None, _MODEL, "YAML file that maps flags to values; the command line wins."),
     _flag("--language-model-only", "switch", False, _MODEL, "Load no vision tower. No model here has one."),
 )
 
-_DEVICE = "Device and memory"
+_DEVICE = "Backend Selection"
 DEVICE_FLAGS: tuple[Flag, ...] = (
     _flag("--device", "str", "auto", _DEVICE, "auto: a GPU when there is one, else the CPU.", ("auto", "cpu", "cuda")),
     _flag(
         "--dtype",
         "str",
         "auto",
-        _DEVICE,
+        _PRECISION,
         "Activations and dense weights. auto: float32 on the CPU, the model's own on a GPU.",
         ("auto", "half", "float16", "bfloat16", "float", "float32"),
     ),
@@ -96,7 +99,7 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "--kv-cache-dtype",
         "str",
         "auto",
-        _DEVICE,
+        _PRECISION,
         "auto: as --dtype. fp8 and fp8_e4m3: one byte a value, scaled by the checkpoint's k_scale and v_scale "
         "(1 without).",
         ("auto", "bfloat16", "fp8", "fp8_e4m3", "mxfp8"),
@@ -105,7 +108,7 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "--kv-cache-quant-method",
         "str",
         "none",
-        _DEVICE,
+        _PRECISION,
         "per_token_head: an fp8 cache with a scale for each head of each token, found when it is stored.",
         ("none", "per_token_head"),
     ),
@@ -113,7 +116,7 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "--quantization-param-path",
         "str",
         None,
-        _DEVICE,
+        _PRECISION,
         "A JSON file with one scale a layer for an fp8 cache, in place of the checkpoint's.",
     ),
     _flag(
@@ -123,53 +126,53 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         _DEVICE,
         "CPU threads of a rank's kernels; when not given, every usable core, divided among the ranks of the machine.",
     ),
-    _flag("--base-gpu-id", "int", 0, _DEVICE, "Index of the GPU, or of the first rank's."),
+    _flag("--base-gpu-id", "int", 0, _PARALLEL, "Index of the GPU, or of the first rank's."),
     _flag(
         "--gpu-memory-utilization",
         "float",
         None,
-        _DEVICE,
+        _MEMORY,
         "Share of the GPU's memory for weights, activations and KV blocks (0.9). "
         "On the CPU: share of the available RAM for KV blocks (0.2).",
     ),
-    _flag("--max-total-tokens", "int", None, _DEVICE, "Size of the KV pool in tokens, instead of a share of memory."),
-    _flag("--kv-cache-gib", "float", None, _DEVICE, "Size of the KV pool in GiB, instead of a share of memory."),
+    _flag("--max-total-tokens", "int", None, _MEMORY, "Size of the KV pool in tokens, instead of a share of memory."),
+    _flag("--kv-cache-gib", "float", None, _MEMORY, "Size of the KV pool in GiB, instead of a share of memory."),
     _flag(
         "--prefix-granularity --block-size",
         "int",
         64,
-        _DEVICE,
+        _MEMORY,
         "Tokens in a KV block, a power of two from 8 to 256.",
         target="block_size",
     ),
     _flag("--disable-kvstore", "switch", False, _DEVICE, "No host or remote tier for KV blocks. There is none yet."),
-    _flag("--enforce-eager", "switch", False, _DEVICE, "No CUDA graphs: every step is launched kernel by kernel."),
+    _flag("--enforce-eager", "switch", False, _MEMORY, "No CUDA graphs: every step is launched kernel by kernel."),
     _flag(
         "--max-cudagraph-capture-size",
         "int",
         None,
-        _DEVICE,
+        _MEMORY,
         "Largest batch of a captured decode step; --max-num-seqs when not given. Larger batches run without graphs.",
     ),
     _flag(
         "--cudagraph-capture-sizes",
         "ints",
         None,
-        _DEVICE,
+        _MEMORY,
         "Batch sizes to capture; when not given, a list that is dense for small batches and ends at the largest.",
     ),
     _flag(
         "--disable-cuda-graph-padding",
         "switch",
         False,
-        _DEVICE,
+        _MEMORY,
         "Use a captured step only for batches of exactly its size.",
     ),
     _flag(
         "--prefill-graph-max-tokens",
         "int",
         None,
-        _DEVICE,
+        _MEMORY,
         "Steps that prefill run their layers from CUDA graphs up to so many tokens; 0: never. When not given, as far "
         "as the host is measured to be slower than the GPU.",
     ),
@@ -177,11 +180,11 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "--prefill-graph-capture-token-sizes",
         "ints",
         None,
-        _DEVICE,
+        _MEMORY,
         "Numbers of tokens to capture the layers for; when not given, a list up to the largest.",
     ),
-    _flag("--disable-prefill-graph", "switch", False, _DEVICE, "The same as --prefill-graph-max-tokens 0."),
-    _flag("--disable-tf32", "switch", False, _DEVICE, "Full float32 products on GPUs. Always so here."),
+    _flag("--disable-prefill-graph", "switch", False, _MEMORY, "The same as --prefill-graph-max-tokens 0."),
+    _flag("--disable-tf32", "switch", False, _PRECISION, "Full float32 products on GPUs. Always so here."),
     _flag(
         "--kernel-override",
         "append",
@@ -210,14 +213,13 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "--preferred-sampling-params",
         "str",
         None,
-        _DEVICE,
+        _API,
         'JSON object of sampling parameters for requests that do not say them: {"temperature": 0.6, "top_p": 0.95}. '
         "Before those of the model's generation_config.json.",
     ),
-    _flag("--seed", "int", None, _DEVICE, "Base of the seeds of requests that bring none; random when not given."),
+    _flag("--seed", "int", None, _API, "Base of the seeds of requests that bring none; random when not given."),
 )
 
-_PARALLEL = "Ranks"
 _ALIKE = "Must be the same as --tensor-parallel-size, or stand for it: layers of all kinds are split alike."
 PARALLEL_FLAGS: tuple[Flag, ...] = (
     _flag(
@@ -267,7 +269,7 @@ PARALLEL_FLAGS: tuple[Flag, ...] = (
     ),
 )
 
-_SCHEDULER = "Scheduler"
+_SCHEDULER = _MEMORY
 SCHEDULER_FLAGS: tuple[Flag, ...] = (
     _flag("--max-num-seqs", "int", None, _SCHEDULER, "Requests that run at once (GPU 160, CPU 32)."),
     _flag(
@@ -294,7 +296,7 @@ SCHEDULER_FLAGS: tuple[Flag, ...] = (
     _flag("--disable-prefix-caching", "off", False, _SCHEDULER, "No re-use.", target="enable_prefix_caching"),
 )
 
-_GRAMMAR = "Structured output"
+_GRAMMAR = "Structured Output"
 GRAMMAR_FLAGS: tuple[Flag, ...] = (
     _flag(
         "--grammar-backend",
@@ -319,15 +321,15 @@ GRAMMAR_FLAGS: tuple[Flag, ...] = (
     ),
 )
 
-_OUTPUT = "Output and logs"
+_OUTPUT = "Observability"
 OUTPUT_FLAGS: tuple[Flag, ...] = (
-    _flag("--stream-interval", "int", 1, _OUTPUT, "Tokens gathered before a stream hands them on."),
-    _flag("--stream-output", "switch", False, _OUTPUT, "AsyncLLM yields new text only, not the text so far."),
+    _flag("--stream-interval", "int", 1, _API, "Tokens gathered before a stream hands them on."),
+    _flag("--stream-output", "switch", False, _API, "AsyncLLM yields new text only, not the text so far."),
     _flag(
         "--input-logprob-chunk-tokens",
         "int",
         256,
-        _OUTPUT,
+        _API,
         "Tokens of a prompt whose logprobs are computed at a time: a row of logits each.",
     ),
     _flag(
@@ -337,14 +339,14 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
         _OUTPUT,
         "A request whose logits hold NaN ends with a numerical error, and num_nan_aborted_requests counts it.",
     ),
-    _flag("--enable-output-logprobs", "switch", False, _OUTPUT, "Logprobs for requests that ask. Always so here."),
+    _flag("--enable-output-logprobs", "switch", False, _API, "Logprobs for requests that ask. Always so here."),
     _flag(
         "--log-level",
         "str",
         "info",
         _OUTPUT,
         "Least severe line that is logged.",
-        ("debug", "info", "warning", "warn", "error"),
+        ("debug", "info", "warning", "warn", "error", "critical"),
     ),
     _flag("--enable-log-requests", "bool", True, _OUTPUT, "A line when a request ends."),
     _flag(
@@ -379,6 +381,7 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
         "endpoint and replay_endpoint (bound; ports move up by --zmq-engine-index), topic, hwm, buffer_steps, "
         "max_queue_size.",
     ),
+    _flag("--enable-cache-report", "switch", False, _OUTPUT, "Usage tells cached tokens. Always so here."),
     _flag("--app-key", "str", None, _OUTPUT, "Label app_key of the engine's metrics."),
 )
 
@@ -393,10 +396,10 @@ CONTROL_FLAGS: tuple[Flag, ...] = (
     ),
     _flag("--rl-control-host", "str", "127.0.0.1", _CONTROL, "Address that they listen on."),
     _flag("--rl-control-api-key", "str", None, _CONTROL, "Key that callers must present: Authorization: Bearer <key>."),
-    _flag("--weight-version", "str", "default", _CONTROL, "Name of the weights that the engine starts with."),
+    _flag("--weight-version", "str", "default", _API, "Name of the weights that the engine starts with."),
 )
 
-_LANE = "Headless engine"
+_LANE = "Headless Engine"
 LANE_FLAGS: tuple[Flag, ...] = (
     _flag("--data-parallel-address", "str", "127.0.0.1", _LANE, "Host of the gateway's handshake."),
     _flag("--data-parallel-rpc-port", "int", 30500, _LANE, "Port of the gateway's handshake."),
@@ -413,7 +416,7 @@ LANE_FLAGS: tuple[Flag, ...] = (
 )
 
 # What switches off something that this engine does not do.
-_NOTHING = "Nothing to switch off"
+_NOTHING = "Nothing To Switch Off"
 NOTHING_FLAGS: tuple[Flag, ...] = tuple(
     _flag(name, "switch", False, _NOTHING, "Accepted: the feature that it switches off does not exist here.")
     for name in (

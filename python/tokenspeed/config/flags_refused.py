@@ -89,7 +89,6 @@ _KERNELS = (
 _WEIGHTS = (
     _no("--tokenizer-mode", "str", "auto", "there is one tokenizer implementation"),
     _no("--trust-remote-code", "bool", False, "code of a model repository is never run"),
-    _no("--ext-yaml", "str", None, "flags come from the command line"),
     _no("--mamba-ssm-dtype", "str", "float32", _ARCHITECTURE),
     _no("--enable-replay-ssm", "switch", True, _ARCHITECTURE),
     _no(
@@ -117,6 +116,7 @@ _WEIGHTS = (
     _no("--yarn-ramp-mask-device", "str", "cuda", _ARCHITECTURE),
     _no("--mla-lora-scale", "str", "folded", _ARCHITECTURE),
     _no("--mla-chunk-multiplier", "int", 4, _ARCHITECTURE),
+    _no("--enable-mla-l1-5-cache", "switch", False, _KVSTORE),
     _no("--dsa-slot-order", "str", "selection", _ARCHITECTURE),
     _no("--mm-encoder-tp-mode", "str", "weights", _ARCHITECTURE),
 )

@@ -34,6 +34,14 @@ SUPERVISOR_FLAGS: tuple[Flag, ...] = (
         _SUPERVISOR,
     ),
     Flag(
+        ("--log-level-http",),
+        "str",
+        None,
+        "Least severe line that the gateway logs (warn).",
+        _SUPERVISOR,
+        choices=("debug", "info", "warning", "warn", "error", "critical"),
+    ),
+    Flag(
         ("--control-port",),
         "int",
         None,

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenspeed.config.curve import GatewayCurve, gateway_curve
-from tokenspeed.config.flags import Flag, FlagError, Kind, help_text, json_object, parse_flags
+from tokenspeed.config.flags import Flag, FlagError, Kind, json_object, parse_flags
+from tokenspeed.config.flags_help import help_text
 from tokenspeed.config.gateway_history import HISTORY_FLAGS, HISTORY_RANGES, HistoryConfig, history_config
 from tokenspeed.config.gateway_http import (
     HTTP_FLAGS,

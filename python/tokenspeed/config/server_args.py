@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Any
 
-from tokenspeed.config.flags import Flag, FlagError, defaults, take_flag
+from tokenspeed.config.flags import Flag, FlagError, defaults, parse_flags, take_flag
 from tokenspeed.config.flags_table import ENGINE_FLAGS, SERVER_FLAGS
+from tokenspeed.config.flags_yaml import words_of_yaml
 
 TABLE = SERVER_FLAGS + ENGINE_FLAGS
 _ENGINE_NAMES = frozenset(flag.dest for flag in ENGINE_FLAGS)
@@ -56,14 +57,19 @@ class _Access:
 
     @classmethod
     def from_cli_args(cls, namespace: argparse.Namespace) -> Any:
-        """Raises FlagError for a model that is given twice."""
+        """Raises FlagError for a model that is given twice, and for a bad file of flags."""
         values = dict(vars(namespace))
-        values.pop(_GIVEN, None)
+        given = values.pop(_GIVEN, {})
         word = values.pop("model_path", None)
         if word is not None:
             if values.get("model") is not None:
                 raise FlagError("MODEL", f"given twice: {values['model']!r} and {word!r}")
             values["model"] = word
+            given["model"] = "MODEL"
+        path = values.pop("ext_yaml", None)
+        if path is not None:
+            parsed = parse_flags(words_of_yaml(path, TABLE, given), TABLE)
+            values.update({dest: parsed.values[dest] for dest in parsed.given})
         known = defaults(TABLE)
         return cls(**{name: value for name, value in values.items() if name in known})
 
@@ -146,12 +152,9 @@ class _FlagAction(argparse.Action):
 
 
 def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
-    names = list(flag.names)
-    if flag.kind == "bool":
-        names += ["--no-" + name[2:] for name in flag.names]
     text = f"Refused: {flag.refusal}." if flag.refusal else flag.help
     parser.add_argument(
-        *names,
+        *flag.spellings,
         dest=flag.dest,
         action=_FlagAction,
         flag=flag,

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tokenspeed.config import hardware
 from tokenspeed.config.flags import json_object, values_from_kwargs
 from tokenspeed.config.flags_table import ENGINE_FLAGS
+from tokenspeed.config.flags_yaml import keywords_with_yaml
 from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_source import resolve_model
 from tokenspeed.config.resolve import resolve
@@ -124,7 +125,7 @@ class Engine:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        values = values_from_kwargs({"model": model, **options}, ENGINE_FLAGS).values
+        values = values_from_kwargs(keywords_with_yaml({"model": model, **options}, ENGINE_FLAGS), ENGINE_FLAGS).values
         self.flags: Mapping[str, Any] = values
         """Every flag by its keyword, as given or by default."""
         self.source = source = resolve_model(

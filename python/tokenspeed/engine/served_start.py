@@ -10,6 +10,7 @@ from typing import Any
 from tokenspeed.config import hardware
 from tokenspeed.config.flags import values_from_kwargs
 from tokenspeed.config.flags_table import ENGINE_FLAGS
+from tokenspeed.config.flags_yaml import keywords_with_yaml
 from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_source import resolve_model
 from tokenspeed.config.resolve import resolve
@@ -56,7 +57,7 @@ def launch_headless(server_args: Any) -> int:
     """An engine that dials a gateway, in this process until a signal; the exit status."""
     from tokenspeed.engine.headless import run_headless
 
-    values = values_from_kwargs(server_args.engine_options(), ENGINE_FLAGS).values
+    values = values_from_kwargs(keywords_with_yaml(server_args.engine_options(), ENGINE_FLAGS), ENGINE_FLAGS).values
     source = resolve_model(values["model"], revision=values["revision"], download_dir=values["download_dir"])
     model_config = load_model_config(source)
     machine = hardware.detect()

@@ -35,7 +35,7 @@ let
 
   pythonPackages = packagesNamed [
     "aiohttp" "gguf" "grpcio" "grpcio-health-checking" "grpcio-reflection" "grpcio-tools" "huggingface-hub" "hypothesis"
-    "jinja2" "msgspec" "mypy" "numpy" "openai" "prometheus-client" "protobuf" "psutil" "pybind11" "pytest" "pyzmq" "ruff" "safetensors" "tokenizers"
+    "jinja2" "msgspec" "mypy" "numpy" "openai" "prometheus-client" "protobuf" "psutil" "pybind11" "pytest" "pyyaml" "pyzmq" "ruff" "safetensors" "tokenizers"
     "torch" "transformers" "triton"
   ];
 

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 import grpc
 
-from tokenspeed.config.flags import FlagError, help_text, parse_flags
+from tokenspeed.config.flags import FlagError, ParsedFlags, parse_flags
+from tokenspeed.config.flags_help import server_help
 from tokenspeed.config.flags_table import ENGINE_FLAGS, SERVER_FLAGS
+from tokenspeed.config.flags_yaml import without_yaml, words_of_yaml
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.rpc.grpc.limits import LimitError, max_message_bytes
 
@@ -22,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     """The exit status: 0 after a signal, 1 when the engine failed, 2 when the command line or the model is wrong."""
     if "--help" in argv or "-h" in argv:
         print("usage: python3 -m tokenspeed.rpc.grpc [MODEL] [flags]\n")
-        print(help_text(SERVER_FLAGS + ENGINE_FLAGS))
+        print(server_help(SERVER_FLAGS + ENGINE_FLAGS))
         return 0
     try:
         return _serve(argv)
@@ -34,8 +36,17 @@ def main(argv: Sequence[str]) -> int:
         return USAGE
 
 
+def _parsed(argv: Sequence[str]) -> ParsedFlags:
+    table = SERVER_FLAGS + ENGINE_FLAGS
+    parsed = parse_flags(argv, table)
+    path = parsed.values["ext_yaml"]
+    if path is None:
+        return parsed
+    return parse_flags([*words_of_yaml(path, table, parsed.given), *without_yaml(argv)], table)
+
+
 def _serve(argv: Sequence[str]) -> int:
-    server = parse_flags(argv, SERVER_FLAGS + ENGINE_FLAGS)
+    server = _parsed(argv)
     if server.rest:
         raise FlagError(server.rest[0], "no such flag (see --help)")
     values = {name: server.values[name] for name in server.given}
