@@ -10,6 +10,7 @@ aborts it and may `connect` again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _REPORT_INTERVAL_S = 30.0
 _CLOSE_LINGER_MS = 1000
-_REFUSED_PAUSE_S = 0.5
+_REDIAL_PAUSE_S = 0.5
 
 
 class LaneTimeout(TimeoutError):
@@ -79,7 +80,8 @@ class EngineLane:
         self._input = self._socket(zmq.DEALER)
         self._input.setsockopt(zmq.IDENTITY, self._identity)
         self._input.setsockopt(zmq.RCVHWM, 0)
-        self._monitor = self._input.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        # The gateway has bound what it names: an address where nobody listens is one that it has given up meanwhile.
+        self._monitor = self._input.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
         self._input.connect(init.addresses.inputs[0])
         self._output = self._socket(zmq.PUSH)
         self._output.setsockopt(zmq.SNDHWM, 0)
@@ -182,34 +184,23 @@ class EngineLane:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         socket.connect(self.handshake_address)
-        self._say_hello(socket)
+        # A gateway that does not know our key may have refused us by now; the monitor says so.
+        with contextlib.suppress(zmq.Again):
+            socket.send(wire.encode(self._hello), zmq.NOBLOCK)
         self._reported_s = time.monotonic()
         return socket, monitor
-
-    def _say_hello(self, socket: zmq.Socket[bytes]) -> bool:
-        """False when the gateway does not know our key: it ends the connection for good, at any moment, and a send that
-        waited would wait for ever. The next dial may find that it has learnt the key."""
-        try:
-            socket.send(wire.encode(self._hello), zmq.NOBLOCK)
-        except zmq.Again:
-            self.dropped["refused"] += 1
-            return False
-        return True
 
     def _receive_init(
         self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], timeout_s: float
     ) -> wire.Init | None:
         if not _wait(socket, monitor, timeout_s):
             return None
-        if readable(monitor):
-            monitor.recv_multipart(zmq.NOBLOCK)
-            # Whoever heard the hello is gone; the next one to listen has to hear it too.
-            if not self._say_hello(socket):
-                self._close_handshake(linger_ms=0)
-                time.sleep(min(timeout_s, _REFUSED_PAUSE_S))
-                self._handshake = self._dial()
-                return None
         if not readable(socket):
+            # Whoever heard the hello is gone, or does not know our key. The next one has to hear it, once: what this
+            # socket still holds would be said beside a second one.
+            self._close_handshake(linger_ms=0)
+            time.sleep(min(timeout_s, _REDIAL_PAUSE_S))
+            self._handshake = self._dial()
             return None
         try:
             return wire.decode_init(socket.recv_multipart()[-1])

@@ -291,7 +291,8 @@ class GatewayLane:
         identity, payload = frames
         message = wire.decode_handshake(payload)
         if isinstance(message, wire.Hello):
-            if identity in self.ranks or self._doomed:
+            rank = self.ranks.get(identity)
+            if self._doomed or (rank is not None and rank.response is not None):
                 self._lose(f"rank {Rank.index_of(identity)} dialled again")
             self._welcome(identity, message)
         elif identity in self.ranks:
@@ -302,7 +303,9 @@ class GatewayLane:
         if not self.ranks:
             self._expected = self._options.engine_count or (hello.engine_count or 1)
             self._later(self._options.startup_timeout_s, self._expire)
-        if len(self.ranks) >= self._expected:
+        # A rank that has not registered yet may say hello again (its first connection broke, say): the same answer
+        # is right whichever of the two it reads.
+        if identity not in self.ranks and len(self.ranks) >= self._expected:
             logger.warning("worker %s: rank %d is one too many", self.url, Rank.index_of(identity))
             self.dropped["surplus_rank"] += 1
             return

@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 import stat
+import struct
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -216,6 +217,75 @@ def test_an_engine_whose_gateway_goes_before_answering_says_hello_to_the_next_on
         engine.stop()
 
     asyncio.run(scene())
+
+
+def cut_off_before_the_protocol_begins(url: str, once: socket.socket) -> None:
+    """Accepts one connection at the handshake's address and ends it, as a process does that is being killed."""
+    host, port = address.split_tcp(address.handshake_address(url))
+    once.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    once.bind((host, port))
+    once.listen()
+    connection, _ = once.accept()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def test_an_engine_that_was_cut_off_says_one_hello_to_the_next_gateway(url: str) -> None:
+    engine = EngineLane(address.handshake_address(url), 0, READY)
+    hellos = 0
+    with socket.socket() as dying:
+        cutting = threading.Thread(target=cut_off_before_the_protocol_begins, args=(url, dying))
+        cutting.start()
+        with pytest.raises(LaneTimeout):
+            engine.connect(timeout_s=1)
+        cutting.join()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as deaf:
+        deaf.bind(address.handshake_address(url))
+        with pytest.raises(LaneTimeout):
+            engine.connect(timeout_s=3)
+        while deaf.poll(200):
+            deaf.recv_multipart()
+            hellos += 1
+        engine.close()
+    assert hellos == 1
+
+
+def test_a_rank_that_says_hello_twice_is_told_the_same_addresses_and_registers(url: str) -> None:
+    async def scene() -> None:
+        async with gateway(url) as lane:
+            with zmq.Context() as context, context.socket(zmq.DEALER) as dealer, context.socket(zmq.DEALER) as data:
+                for end in (dealer, data):
+                    end.setsockopt(zmq.IDENTITY, wire.identity_of(0))
+                    end.setsockopt(zmq.LINGER, 0)
+                dealer.connect(address.handshake_address(url))
+                inits = []
+                for _ in range(2):
+                    dealer.send(wire.encode(wire.Hello()))
+                    await until(lambda: bool(dealer.poll(0)))
+                    inits.append(wire.decode_init(dealer.recv_multipart()[-1]))
+                assert inits[0] == inits[1]
+                data.connect(inits[0].addresses.inputs[0])
+                data.send(wire.encode(READY))
+                await until(ready(lane))
+
+    asyncio.run(scene())
+
+
+def test_an_engine_that_was_sent_where_nobody_listens_learns_that_the_lane_is_lost(url: str) -> None:
+    engine = EngineLane(address.handshake_address(url), 0, READY)
+    nowhere = f"tcp://127.0.0.1:{free_port()}"
+    addresses = wire.InitAddresses([nowhere], [nowhere], None, None, None)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as leaving:
+        leaving.bind(address.handshake_address(url))
+        with pytest.raises(LaneTimeout):
+            engine.connect(timeout_s=0.01)
+        identity, _hello = leaving.recv_multipart()
+        leaving.send_multipart([identity, wire.encode(wire.Init(addresses, {}))])
+        engine.connect(timeout_s=10)
+        with pytest.raises(LaneLost):
+            for _ in range(100):
+                engine.poll(0.1)
+    engine.close()
 
 
 def test_short_calls_of_connect_are_as_good_as_a_long_one(url: str) -> None:
