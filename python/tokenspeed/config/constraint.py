@@ -49,7 +49,7 @@ class Constraint:
             text = self._normal_text()
         except SchemaError as error:
             raise self._error(str(error)) from None
-        except (RecursionError, UnicodeEncodeError, json.JSONDecodeError) as error:
+        except (RecursionError, ValueError) as error:
             raise self._error(f"it cannot be read: {error}") from None
         if self.reasoning_end is None:
             return Constraint(self.kind, text, None)

@@ -51,7 +51,7 @@ class SamplingParams:
     """0 is greedy."""
     top_p: float = 1.0
     top_k: int = TOP_K_OFF
-    """Values <= 0 are off."""
+    """-1 and 0 are off."""
     min_p: float = 0.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -144,7 +144,7 @@ class SamplingParams:
         """Raise `RequestError` for the first field that this model cannot honour. O(size of the parameters)."""
         _check_number("temperature", self.temperature, 0.0, 100.0)
         _check_number("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _check_int("top_k", self.top_k, SEED_MIN, SEED_MAX)
+        _check_int("top_k", self.top_k, TOP_K_OFF, SEED_MAX)
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)

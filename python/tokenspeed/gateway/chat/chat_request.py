@@ -36,12 +36,32 @@ from tokenspeed.gateway.text.template import TemplateError
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    """What was called; arguments are JSON, as text or read already."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class MessageCall(msgspec.Struct, frozen=True):
+    """A call in an earlier message of the assistant."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
     """The fields of a message that are checked; the template sees the others too."""
 
     role: Role
     content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
@@ -240,13 +260,13 @@ def _part(part: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    function = call["function"]
+    if not isinstance(function.get("arguments"), str):
         return call
     try:
         arguments = json.loads(function["arguments"])
-    except json.JSONDecodeError:
-        return call
+    except (ValueError, RecursionError):
+        return call  # no JSON that can be read: the text itself is shown
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -93,6 +93,8 @@ def _response_format(field: str, value: Any) -> list[Chosen]:
     inner = value.get("json_schema")
     if not isinstance(inner, dict):
         raise _missing(f"{field}.json_schema")
+    if not isinstance(inner.get("name"), str | None):
+        raise invalid(f"{field}.json_schema.name", "invalid_type", "name must be a string")
     if not isinstance(inner.get("strict"), (bool, type(None))):
         raise invalid(f"{field}.json_schema.strict", "invalid_type", "strict must be true or false")
     if inner.get("schema") is None:

@@ -94,6 +94,7 @@ class SamplingFields(ConstraintFields, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -114,7 +115,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prediction": ((), "predicted output is not used"),
     "web_search_options": ((), "this server searches nothing"),
     "verbosity": (("medium",), "the model takes no verbosity"),
-    "service_tier": (("auto", "default"), "this server has one tier"),
+    "service_tier": (("auto", "default", "standard_only"), "this server has one tier"),
     "store": ((False,), "this server stores no completions"),
     "use_beam_search": ((False,), "beam search is not available"),
     "length_penalty": ((1, 1.0), "beam search is not available"),
@@ -158,6 +159,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_routed_experts": ((False,), "this option is not available"),
 }
 
+_TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 _BOUNDS_FOR = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -211,6 +213,8 @@ def _invalid_field(text: str, where: str) -> ApiError:
 def sampling_params(fields: SamplingFields, tokenizer: Tokenizer, logprobs: int | None) -> SamplingParams:
     """What the request asks of the sampler, over the model's own defaults. Raises `ApiError` 400 for what cannot be
     said in these terms; the ranges are checked by `SamplingParams.validate`."""
+    if fields.stream_options is not None and not fields.stream:
+        raise invalid("stream_options", "invalid_value", "stream_options needs stream to be true")
     values: dict[str, Any] = dict(tokenizer.facts.sampling_defaults)
     for name in (
         "temperature",
@@ -242,7 +246,7 @@ def sampling_params(fields: SamplingFields, tokenizer: Tokenizer, logprobs: int 
         allowed_token_ids=tuple(fields.allowed_token_ids or ()),
         bad_token_ids=tuple(map(tuple, fields.bad_words_ids or ())) + _bad_words(fields.bad_words, tokenizer),
         custom_logit_processor=fields.custom_logit_processor,
-        custom_params=fields.custom_params,
+        custom_params=_custom_params(fields.custom_params),
         logprobs=logprobs,
         prompt_logprobs=_prompt_logprobs(fields, logprobs),
         include_stop_str_in_output=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
@@ -296,6 +300,14 @@ def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int
     return bad_sequences(tokenizer, words or ())
 
 
+def _custom_params(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    try:
+        msgspec.msgpack.encode(given)
+    except OverflowError:
+        raise invalid("custom_params", "invalid_value", "custom_params has an integer of more than 64 bits") from None
+    return given
+
+
 def _as_tuple(stop: str | list[str] | None) -> tuple[str, ...]:
     if stop is None:
         return ()
@@ -305,7 +317,6 @@ def _as_tuple(stop: str | list[str] | None) -> tuple[str, ...]:
 def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
     if not bias:
         return None
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError:
-        raise invalid("logit_bias", "invalid_value", "logit_bias maps token ids to numbers") from None
+    if not all(_TOKEN_ID.fullmatch(token) for token in bias):
+        raise invalid("logit_bias", "invalid_value", "logit_bias maps token ids to numbers")
+    return {int(token): value for token, value in bias.items()}

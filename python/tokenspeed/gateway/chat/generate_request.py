@@ -71,6 +71,9 @@ async def _job(request: GenerateRequest, model: ServedModel, request_id: str) ->
     if request.return_logprob and start >= 0:
         params = replace(params, prompt_logprobs=num_top, prompt_logprob_start=start)
     prompts, batched = await _prompts(request, model)
+    if request.return_logprob and start >= min(map(len, prompts)):
+        message = f"logprob_start_len ({start}) is not a position in a prompt of {min(map(len, prompts))} tokens"
+        raise invalid("logprob_start_len", "invalid_value", message)
     check_room(fields, prompts, _source(request), model.tokenizer.size, model.max_model_len)
     rid = request.rid or request_id
     ids = [rid] if len(prompts) * params.n == 1 else [f"{rid}-{i}" for i in range(len(prompts) * params.n)]

@@ -212,8 +212,10 @@ def _user(content: Blocks, where: str) -> list[dict[str, Any]]:
     for i, block in enumerate(content):
         at = f"{where}[{i}]"
         if block.get("type") == "tool_result":
-            text = _text(block.get("content") or "", f"{at}.content")
-            results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": text})
+            content_of = block.get("content")
+            text = "" if content_of is None else _text(content_of, f"{at}.content")
+            call_id = _string(block, "tool_use_id", at)
+            results.append({"role": "tool", "tool_call_id": call_id, "content": text})
         else:
             texts.append(_block_text(block, at))
     return results + ([{"role": "user", "content": "\n".join(texts)}] if texts else [])
@@ -226,12 +228,11 @@ def _assistant(content: Blocks, where: str) -> dict[str, Any]:
     for i, block in enumerate(content):
         match block.get("type"):
             case "thinking":
-                thoughts.append(str(block.get("thinking") or ""))
+                thoughts.append(_string(block, "thinking", f"{where}[{i}]"))
             case "redacted_thinking":
                 continue  # It is for its maker's eyes only.
             case "tool_use":
-                function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
-                calls.append({"id": block.get("id"), "type": "function", "function": function})
+                calls.append(_call(block, f"{where}[{i}]"))
             case _:
                 texts.append(_block_text(block, f"{where}[{i}]"))
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
@@ -242,17 +243,33 @@ def _assistant(content: Blocks, where: str) -> dict[str, Any]:
     return message
 
 
-def _text(content: Blocks, where: str) -> str:
+def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    given = block.get("input")
+    if not isinstance(given, dict | None):
+        raise invalid(f"{where}.input", "invalid_type", f"{where}.input must be an object")
+    function = {"name": _string(block, "name", where), "arguments": json.dumps(given or {}, ensure_ascii=False)}
+    return {"id": _string(block, "id", where), "type": "function", "function": function}
+
+
+def _text(content: Any, where: str) -> str:
+    """The text of a content whose blocks nothing has looked into. Raises `ApiError` 400."""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise invalid(where, "invalid_type", f"{where} must be a string or a list of blocks")
     return "\n".join([_block_text(block, f"{where}[{i}]") for i, block in enumerate(content)])
 
 
-def _block_text(block: dict[str, Any], where: str) -> str:
-    if block.get("type") != "text":
-        message = f"{where}: a block of type {block.get('type')!r} is not supported (text)"
+def _block_text(block: Any, where: str) -> str:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind != "text":
+        message = f"{where}: a block of type {kind!r} is not supported (text)"
         raise invalid(f"{where}.type", "unsupported_content", message)
-    text = block.get("text")
-    if not isinstance(text, str):
-        raise invalid(f"{where}.text", "invalid_type", f"{where}.text must be a string")
-    return text
+    return _string(block, "text", where)
+
+
+def _string(block: Mapping[str, Any], field: str, where: str) -> str:
+    value = block.get(field)
+    if not isinstance(value, str):
+        raise invalid(f"{where}.{field}", "invalid_type", f"{where}.{field} must be a string")
+    return value

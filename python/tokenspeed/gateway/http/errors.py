@@ -31,7 +31,13 @@ RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 _ENGINE_FIELDS = frozenset({"prompt", *(field.name for field in fields(SamplingParams))})
 _FIRST_WORD = re.compile(r"([a-z_]+):? ")
+_MAX_MESSAGE, _MAX_PARAM = 4000, 200
+"""Characters: what a caller wrote may stand in both, and may be of any length."""
 _MESSAGE_WITH_CODE = re.compile(r"([a-z][a-z0-9_]{2,63}): (.+)", re.DOTALL)
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit // 2]}...{text[-limit // 2 :]}"
 
 
 class ApiError(Exception):
@@ -43,8 +49,8 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.code = code
-        self.message = message
-        self.param = param
+        self.message = _shortened(message, _MAX_MESSAGE)
+        self.param = None if param is None else _shortened(param, _MAX_PARAM)
         self.retry_after_s = retry_after_s
 
     @property

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -168,6 +169,7 @@ class ResponsesApi:
 
     async def _delete(self, request: web.Request) -> web.Response:
         owner, response_id = self._owner(request), request.match_info["id"]
+        await self._record("response", owner, response_id, None)  # nobody ends what is not theirs
         await self._stop_anywhere(response_id)
         if not await self._history.delete("response", owner, response_id):
             raise _unknown("response", response_id, None)
@@ -289,7 +291,7 @@ def _page(request: web.Request, items: Sequence[Item], newest_first: bool) -> di
     """A page by `order`, `after` and `limit`. Raises `ApiError` 400."""
     query: Mapping[str, str] = request.query
     limit, order = query.get("limit", str(_PAGE)), query.get("order", "desc" if newest_first else "asc")
-    if not limit.isdecimal() or not 1 <= int(limit) <= _LARGEST_PAGE:
+    if not re.fullmatch("[0-9]{1,9}", limit) or not 1 <= int(limit) <= _LARGEST_PAGE:
         raise invalid("limit", "invalid_value", f"limit must be in [1, {_LARGEST_PAGE}]")
     if order not in ("asc", "desc"):
         raise invalid("order", "invalid_value", "order must be asc or desc")

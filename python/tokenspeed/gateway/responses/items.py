@@ -36,9 +36,13 @@ def input_items(given: str | Sequence[Item], where: str) -> list[Item]:
 
 
 def _checked(item: Item, where: str) -> Item:
-    kind = item.get("type") or ("message" if "role" in item else None)
-    if kind not in _PREFIXES:
+    kind = item.get("type")
+    if kind is None and "role" in item:
+        kind = "message"
+    if not isinstance(kind, str) or kind not in _PREFIXES:
         raise invalid(f"{where}.type", "unsupported_content", f"{where}: items of type {kind!r} are not supported")
+    if not isinstance(item.get("id"), str | None):
+        raise invalid(f"{where}.id", "invalid_type", f"{where}.id must be a string")
     item = {**item, "type": kind, "id": item.get("id") or new_id(_PREFIXES[kind])}
     if kind == "message":
         if item.get("role") not in _ROLES:
@@ -50,7 +54,14 @@ def _checked(item: Item, where: str) -> Item:
     elif kind == "function_call_output":
         _need_text(item, "call_id", where)
         text_of(item.get("output"), f"{where}.output")
+    else:
+        text_of(_thought(item), f"{where}.content")
     return item
+
+
+def _thought(item: Item) -> Any:
+    """What holds the text of a reasoning item."""
+    return item.get("content") or item.get("summary") or []
 
 
 def _need_text(item: Item, field: str, where: str) -> None:
@@ -86,7 +97,7 @@ def as_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[st
     for item in items:
         match item["type"]:
             case "reasoning":
-                thought = text_of(item.get("content") or item.get("summary") or [], "reasoning")
+                thought = text_of(_thought(item), "reasoning")
                 continue
             case "message":
                 role, text = item["role"], text_of(item["content"], "content")

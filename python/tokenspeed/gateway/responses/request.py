@@ -32,6 +32,8 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
 }
 """Fields of chat completions by the names that they have here."""
+_LOGPROBS = "message.output_text.logprobs"
+"""Of `include`. What else can be named there is of tools that do not exist here, or is given anyhow."""
 
 
 class FunctionTool(msgspec.Struct, frozen=True):
@@ -57,6 +59,13 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    """What the text is like; `format` as `response_format` of chat completions, but for a schema's place."""
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
 
 
 class ConversationRef(msgspec.Struct, frozen=True):
@@ -88,7 +97,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncation: str | None = None
     top_logprobs: int | None = None
     max_tool_calls: int | None = None
-    text: dict[str, Any] | None = None
+    text: TextOptions | None = None
+    include: list[str] | None = None
     priority: int | None = None
     cache_salt: str | None = None
 
@@ -115,6 +125,11 @@ def check(request: ResponsesRequest, raw: Mapping[str, Any]) -> None:
         raise invalid("truncation", "unsupported_parameter", "truncation is not supported: prompts are never cut")
     if request.top_logprobs:
         raise invalid("top_logprobs", "unsupported_parameter", "top_logprobs is not supported; use chat completions")
+    if _LOGPROBS in (request.include or ()):
+        raise invalid("include", "unsupported_parameter", f"{_LOGPROBS} is not supported; use chat completions")
+    if request.text is not None and request.text.verbosity not in (None, "medium"):
+        message = "text.verbosity is not supported: the model takes no verbosity"
+        raise invalid("text.verbosity", "unsupported_parameter", message)
     if request.max_tool_calls is not None:
         raise invalid("max_tool_calls", "unsupported_parameter", "max_tool_calls is not supported: no tool runs here")
     if request.previous_response_id is not None and request.conversation is not None:
@@ -172,7 +187,7 @@ def response_object(request: ResponsesRequest, raw: Mapping[str, Any], response_
         "reasoning": {"effort": reasoning.effort, "summary": None},
         "store": request.store is not False,
         "temperature": request.temperature,
-        "text": request.text or {"format": {"type": "text"}},
+        "text": raw.get("text") or {"format": {"type": "text"}},
         "tool_choice": raw.get("tool_choice") or "auto",
         "tools": raw.get("tools") or [],
         "top_p": request.top_p,
@@ -183,7 +198,7 @@ def response_object(request: ResponsesRequest, raw: Mapping[str, Any], response_
 
 
 def _chat_request(request: ResponsesRequest, messages: Sequence[Mapping[str, Any]]) -> ChatRequest:
-    form = (request.text or {}).get("format")
+    form = request.text.format if request.text is not None else None
     return ChatRequest(
         model=request.model,
         messages=[msgspec.convert(message, ChatMessage) for message in messages],

@@ -166,6 +166,16 @@ def test_a_background_response_can_be_cancelled_and_its_request_is_aborted(
         client.responses.cancel(finished.id)
 
 
+def test_another_key_can_neither_cancel_nor_delete_what_runs(client: openai.OpenAI, gateway: RunningGateway) -> None:
+    response = client.responses.create(model="fake-model", input="slow", background=True)
+    other = client_of(gateway, "other")
+    for end in (other.responses.delete, other.responses.cancel):
+        with pytest.raises(openai.NotFoundError):
+            end(response.id)
+    assert client.responses.retrieve(response.id).status in ("queued", "in_progress")
+    assert client.responses.cancel(response.id).status == "cancelled"
+
+
 def test_a_conversation_keeps_what_was_said_in_it(client: openai.OpenAI, gateway: RunningGateway) -> None:
     first: Any = [{"type": "message", "role": "user", "content": "plain one"}]
     conversation = client.conversations.create(items=first, metadata={"topic": "x"})

@@ -102,8 +102,8 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template refuses the messages: {error}") from None
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError) as error:
-            # What Python operators inside a template raise on values that it does not expect.
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+            # What Python operators inside a template raise on values that it does not expect, or nested too deep.
             raise TemplateError(f"the chat template cannot show the messages: {error}") from None
 
 
