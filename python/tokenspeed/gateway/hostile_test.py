@@ -193,7 +193,11 @@ def message(**fields: Any) -> dict[str, Any]:
         ("/v1/responses", {"input": "hi", "include": ["message.output_text.logprobs"]}, "include"),
         ("/v1/responses", {"input": [{"type": [], "role": "user", "content": "x"}]}, "input[0].type"),
         ("/v1/responses", {"input": [{"id": 5, "role": "user", "content": "x"}]}, "input[0].id"),
-        ("/v1/conversations", {"items": [{"type": "reasoning", "content": [{"type": "x"}]}]}, "items[0].content[0].type"),
+        (
+            "/v1/conversations",
+            {"items": [{"type": "reasoning", "content": [{"type": "x"}]}]},
+            "items[0].content[0].type",
+        ),
     ],
 )
 def test_what_an_engine_or_a_template_could_not_take_is_named(
