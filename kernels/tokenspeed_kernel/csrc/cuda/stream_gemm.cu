@@ -14,8 +14,6 @@ namespace tokenspeed {
 
 using namespace hopper;
 
-constexpr int kMaxStages = 32;
-
 struct StreamShape {
   int tokens;
   int outputs;
@@ -25,6 +23,8 @@ struct StreamShape {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+constexpr int kMaxStages = 32;
 
 // Shared memory: `stages` pieces of x, then as many of the weight. A warpgroup reads 64 rows of x,
 // past the piece's end where x has fewer: those sums are not stored.

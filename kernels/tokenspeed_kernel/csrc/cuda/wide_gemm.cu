@@ -13,14 +13,6 @@ namespace tokenspeed {
 
 using namespace hopper;
 
-constexpr int kRows = 256;
-constexpr int kColumns = 192;  // of the weight
-constexpr int kHalfRows = kRows / 2;
-constexpr int kXBytes = kRows * kPanelRow;
-constexpr int kStageBytes = kXBytes + kColumns * kPanelRow;
-constexpr int kStages = 4;
-constexpr int kConsumers = 256;  // threads
-
 struct WideShape {
   int tokens;
   int outputs;
@@ -29,6 +21,14 @@ struct WideShape {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+constexpr int kRows = 256;
+constexpr int kColumns = 192;  // of the weight
+constexpr int kHalfRows = kRows / 2;
+constexpr int kXBytes = kRows * kPanelRow;
+constexpr int kStageBytes = kXBytes + kColumns * kPanelRow;
+constexpr int kStages = 4;
+constexpr int kConsumers = 256;  // threads
 
 // Which tiles a block works on: pairs of tiles, one for each block of the cluster.
 template <int OUTPUTS>  // of a tile
