@@ -65,13 +65,14 @@ def checkpoint(folder: Path, seed: int, num_layers: int) -> str:
 
 
 def update(engine: Any, path: str) -> int:
-    """The HTTP status of the call."""
+    """The HTTP status of the call; what a refusal says is printed, so that a wrong one explains itself."""
     url = f"http://127.0.0.1:{engine.ports.control_port}/update_weights_from_disk"
     request = urllib.request.Request(url, json.dumps({"model_path": path}).encode(), method="POST")
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
+        print(f"{error.code} for {Path(path).name}: {error.read().decode()}", flush=True)
         return error.code
 
 

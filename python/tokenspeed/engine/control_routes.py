@@ -12,7 +12,7 @@ from typing import Any
 from tokenspeed.config.control_paths import ABSENT_PATHS
 from tokenspeed.engine.errors import EngineDeadError
 from tokenspeed.engine.named_tensors import named_tensors
-from tokenspeed.engine.operations import OperationError, Operations, text
+from tokenspeed.engine.operations import Asked, OperationError, Operations, text
 from tokenspeed.observability.endpoint import Answer, Handler, json_answer, refusal
 
 Body = Mapping[str, Any]
@@ -102,27 +102,28 @@ def _name_weights(operations: Operations, body: Body) -> Mapping[str, Any]:
 
 def _from_disk(operations: Operations, body: Body) -> Mapping[str, Any]:
     _know(body, {"model_path", "load_format", "weight_version", "flush_cache"})
-    version = _version(body)
     path, load_format = text(body, "model_path", None), text(body, "load_format", "auto")
-    operations.update_from_disk(path, load_format, version)
-    return _updated(operations, body)
+    operations.update_from_disk(path, load_format, _asked(body))
+    return _updated(operations)
 
 
 def _from_tensors(operations: Operations, body: Body) -> Mapping[str, Any]:
     _know(body, {"serialized_named_tensors", "weight_version", "flush_cache"})
-    version = _version(body)
-    operations.update_from_tensors(named_tensors(body.get("serialized_named_tensors")), version)
-    return _updated(operations, body)
+    asked = _asked(body)
+    operations.update_from_tensors(named_tensors(body.get("serialized_named_tensors")), asked)
+    return _updated(operations)
 
 
-def _updated(operations: Operations, body: Body) -> Mapping[str, Any]:
-    if operations.collects:
-        message = "kept for /finish_weight_update"
-    else:
-        message = "the new weights serve"
-        if body.get("flush_cache") is True:
-            operations.flush_cache()
+def _updated(operations: Operations) -> Mapping[str, Any]:
+    message = "kept for /finish_weight_update" if operations.collects else "the new weights serve"
     return {"success": True, "message": message, "weight_version": operations.weight_version}
+
+
+def _asked(body: Body) -> Asked:
+    flush = body.get("flush_cache")
+    if flush is not None and not isinstance(flush, bool):
+        raise OperationError(400, "flush_cache must be true or false")
+    return Asked(_version(body), bool(flush))
 
 
 def _start_update(operations: Operations, body: Body) -> Mapping[str, Any]:
@@ -136,7 +137,7 @@ def _start_update(operations: Operations, body: Body) -> Mapping[str, Any]:
 def _finish_update(operations: Operations, body: Body) -> Mapping[str, Any]:
     _know(body, {"weight_version"})
     operations.finish_update(_version(body))
-    return _updated(operations, body)
+    return _updated(operations)
 
 
 def _version(body: Body) -> str | None:

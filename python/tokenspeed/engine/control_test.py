@@ -249,21 +249,25 @@ def test_new_weights_answer_as_an_engine_that_started_with_them(
     assert answer_of(engine) == before
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_an_update_that_fails_changes_nothing(start_engine: StartEngine, tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "quantization"), [(1, None), (2, None), (1, "fp8")])
+def test_an_update_that_fails_changes_nothing(
+    start_engine: StartEngine, tmp_path: Path, ranks: int, quantization: str | None
+) -> None:
     old = checkpoint(tmp_path / "old", 1)
     deeper = checkpoint(tmp_path / "deeper", 2, num_hidden_layers=3)
     broken = checkpoint(tmp_path / "broken", 3)
     with open(f"{broken}/model.safetensors", "r+b") as file:
         file.truncate(file.seek(0, 2) - 5000)
-    engine = start(start_engine, model=old, load_format="auto", weight_version="v1", tensor_parallel_size=ranks)
+    options: dict[str, Any] = {"tensor_parallel_size": ranks, "quantization": quantization}
+    engine = start(start_engine, model=old, load_format="auto", weight_version="v1", **options)
     before = answer_of(engine)
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"model_path": deeper, "weight_version": "v2"}, "size"),
+        ({"model_path": deeper, "weight_version": "v2"}, "num_layers is 3 and the engine's is 2"),
         ({"model_path": broken, "weight_version": "v2"}, "broken"),
         ({"model_path": str(tmp_path / "nowhere"), "weight_version": "v2"}, "nowhere"),
         ({"weight_version": "v2"}, "model_path"),
         ({"model_path": old, "mode": "fast"}, "mode"),
+        ({"model_path": old, "flush_cache": "yes"}, "flush_cache"),
         ({"model_path": old, "weight_version": 2}, "weight_version"),
     ]
     for body, why in wrong:
@@ -272,6 +276,33 @@ def test_an_update_that_fails_changes_nothing(start_engine: StartEngine, tmp_pat
     assert ask(engine, "/model_info")[1] == {"model_path": old, "weight_version": "v1"}
     again = engine.generate([PROMPT], GREEDY)[0]
     assert again.token_ids == before and again.cached_tokens > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_update_that_is_to_flush_is_refused_before_it_changes_what_requests_run_on(
+    start_engine: StartEngine, tmp_path: Path, ranks: int
+) -> None:
+    old, new = checkpoint(tmp_path / "old", 1), checkpoint(tmp_path / "new", 2)
+    options: dict[str, Any] = {"load_format": "auto", "tensor_parallel_size": ranks}
+    engine = start(start_engine, model=old, weight_version="v1", **options)
+    before = answer_of(engine)
+    expected = answer_of(start_engine(model=new, load_format="auto"))
+    running = Running(engine).begun()
+    body = {"model_path": new, "weight_version": "v2", "flush_cache": True}
+    status, answer = ask(engine, "/update_weights_from_disk", body)
+    assert status == 409 and "the weights are as they were" in answer["message"]
+    assert ask(engine, "/model_info")[1] == {"model_path": old, "weight_version": "v1"}
+    assert answer_of(engine) == before
+    ask(engine, "/start_weight_update", {})
+    assert ask(engine, "/update_weights_from_disk", body)[0] == 200
+    status, answer = ask(engine, "/finish_weight_update", {})
+    assert status == 409 and running.end() == "length" and running.versions == ["v1"]
+    deadline = time.monotonic() + 20
+    while status == 409:  # until the step behind the last one has settled; what was collected is still there
+        assert time.monotonic() < deadline
+        status, answer = ask(engine, "/finish_weight_update", {})
+    assert (status, answer["weight_version"]) == (200, "v2")
+    assert answer_of(engine) == expected
 
 
 def packed(*parts: dict[str, torch.Tensor]) -> list[str]:

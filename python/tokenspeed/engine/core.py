@@ -246,8 +246,7 @@ def build(
         WeightsFrom(source, config.loader.load_format),
         model_config,
         config.operations.weight_version,
-        new_weights.load,
-        new_weights.put,
+        new_weights,
     )
     loop.after_turn = _after_turn(operations, kv_feed, ranks)
     facts = _facts(config, num_blocks)

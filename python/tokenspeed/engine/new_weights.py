@@ -75,6 +75,10 @@ class NewWeights:
         self._put(model)
         self._loop.mirror.operated("take_weights")
 
+    def drop(self) -> None:
+        """Keep the old weights, on every rank, though the new ones were loaded."""
+        self._loop.mirror.operated("drop_weights")
+
     # ---- other ranks -----------------------------------------------------------------------------------------------
 
     def _prepare(self, weights: WeightsFrom) -> None:
@@ -97,4 +101,6 @@ class NewWeights:
         self._drop()
 
     def _drop(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
         self._prepared = self._thread = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -23,12 +23,15 @@ from tokenspeed.config.model_source import resolve_model
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.loop_calls import LoopCalls
 from tokenspeed.engine.messages import LoadNumbers
-from tokenspeed.engine.new_weights import OnLoop, WeightsFrom
+from tokenspeed.engine.new_weights import NewWeights, WeightsFrom
 from tokenspeed.engine.profiler import ProfileRefused, profile_options
 from tokenspeed.models import NamedTensors
 from tokenspeed.models.model import Model
 
 PAUSE_MODES = ("abort", "wait", "keep")
+RETRY = 409
+"""The status of what can be done later, by the same call."""
+_RUNNING = "requests are running, so the cache cannot be flushed; the weights are as they were"
 _POLL_S = 0.02
 
 
@@ -40,9 +43,21 @@ class OperationError(Exception):
         self.status = status
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What comes with new weights. version: their name, None to keep the one that there is. flush: empty the prefix
+    cache with the change, or refuse it while a request holds blocks. Blocks of other weights are never hit anyway."""
+
+    version: str | None
+    flush: bool
+
+    def after(self, later: Asked) -> Asked:
+        """This and what came later, in one."""
+        return Asked(self.version if later.version is None else later.version, self.flush or later.flush)
+
+
 class Operations:
-    """load: builds a model of a checkpoint as the running one was built, on every rank; it may call on the loop's
-    thread. replace_model: puts it in the runner's place, with nothing in flight."""
+    """weights: what runs now. new_weights: what can take its place."""
 
     def __init__(
         self,
@@ -50,8 +65,7 @@ class Operations:
         weights: WeightsFrom,
         model_config: ModelConfig,
         weight_version: str,
-        load: Callable[[WeightsFrom, OnLoop], Model],
-        replace_model: Callable[[Model], None],
+        new_weights: NewWeights,
     ) -> None:
         self.calls = LoopCalls()
         loop.weight_name = weight_version
@@ -59,8 +73,7 @@ class Operations:
         self._collected: _Collected | None = None
         self._loop = loop
         self._model_config = model_config
-        self._load = load
-        self._replace_model = replace_model
+        self._new_weights = new_weights
         self._num_versions = 0
         self._updating = threading.Lock()
 
@@ -133,58 +146,68 @@ class Operations:
         with self._update():
             self._rename(version)
 
-    def update_from_disk(self, model_path: str, load_format: str, version: str | None) -> None:
+    def update_from_disk(self, model_path: str, load_format: str, asked: Asked) -> None:
         """Serve the checkpoint at `model_path`: all of it or, with OperationError, none. Requests that run through the
-        change go on with the new weights over the KV that they have. version None keeps the name."""
+        change go on with the new weights over the KV that they have, unless they are asked not to be there."""
         with self._update():
             try:
                 source = resolve_model(model_path)
                 self._check_shape(load_model_config(source, self._model_config.overrides))
             except ModelError as error:
                 raise OperationError(400, str(error)) from None
-            self._take(WeightsFrom(source, load_format), version)
+            self._take(WeightsFrom(source, load_format), asked)
 
-    def update_from_tensors(self, tensors: NamedTensors, version: str | None) -> None:
+    def update_from_tensors(self, tensors: NamedTensors, asked: Asked) -> None:
         """Serve these tensors in place of those of their names, as `update_from_disk` serves a checkpoint; what is not
         named stays, as it was read or sent before."""
         with self._update():
             base = self._weights if self._collected is None else self._collected.weights
-            self._take(replace(base, tensors={**base.tensors, **tensors}), version)
+            self._take(replace(base, tensors={**base.tensors, **tensors}), asked)
 
     def start_update(self) -> None:
         """From here on updates are only collected; `finish_update` serves them all at once. One that was started and
         never finished is dropped, and begins anew."""
         with self._update():
-            self._collected = _Collected(self._weights, None)
+            self._collected = _Collected(self._weights, Asked(None, False))
 
     def finish_update(self, version: str | None) -> None:
         """Serve what was collected under `version`, else under the last name that came with a part of it. Raises
-        OperationError: none was started, or what it collected cannot be served; all of it is dropped then."""
+        OperationError: none was started; requests run that a part asked not to be there, and it can be finished later;
+        or what was collected cannot be served, and all of it is dropped then."""
         with self._update():
-            collected, self._collected = self._collected, None
+            collected = self._collected
             if collected is None:
                 raise OperationError(409, "no weight update was started; POST /start_weight_update first")
-            name = collected.version if version is None else version
-            if collected.weights is not self._weights:
-                self._serve(collected.weights, name)
-            elif name is not None:
-                self._rename(name)
+            asked = collected.asked.after(Asked(version, False))
+            try:
+                if collected.weights is not self._weights:
+                    self._serve(collected.weights, asked)
+                elif asked.version is not None:
+                    self._rename(asked.version)
+            except OperationError as error:
+                if error.status == RETRY:
+                    raise
+                self._collected = None
+                raise
+            self._collected = None
 
     @property
     def collects(self) -> bool:
         """Whether an update was started and not finished."""
         return self._collected is not None
 
-    def _take(self, weights: WeightsFrom, version: str | None) -> None:
+    def _take(self, weights: WeightsFrom, asked: Asked) -> None:
         if self._collected is None:
-            self._serve(weights, version)
+            self._serve(weights, asked)
         else:
-            self._collected = _Collected(weights, self._collected.version if version is None else version)
+            self._collected = _Collected(weights, self._collected.asked.after(asked))
 
-    def _serve(self, weights: WeightsFrom, version: str | None) -> None:
+    def _serve(self, weights: WeightsFrom, asked: Asked) -> None:
+        if asked.flush and self.load_numbers().active_blocks:
+            raise OperationError(RETRY, _RUNNING)  # before minutes of loading
         try:
-            model = self._load(weights, self.calls.call)
-            self.calls.call(lambda: self._swap(model, version))
+            model = self._new_weights.load(weights, self.calls.call)
+            self.calls.call(lambda: self._swap(model, asked))
         except ModelError as error:
             raise OperationError(400, str(error)) from None
         self._weights = weights
@@ -197,16 +220,23 @@ class Operations:
         return _Exclusive(self._updating)
 
     def _check_shape(self, found: ModelConfig) -> None:
-        """How the numbers are stored may differ; nothing else."""
-        if replace(found, dtype=self._model_config.dtype) != self._model_config:
-            raise OperationError(
-                400, "the checkpoint is of another architecture, or of another size, than the engine's"
-            )
+        """The dtype that numbers are stored in may differ; nothing else."""
+        for part in fields(found):
+            theirs, ours = getattr(found, part.name), getattr(self._model_config, part.name)
+            if theirs != ours and part.name != "dtype":
+                raise OperationError(
+                    400,
+                    "the checkpoint is of another architecture, size or quantization than the engine's: its "
+                    f"{part.name} is {theirs} and the engine's is {ours}",
+                )
 
-    def _swap(self, model: Model, version: str | None) -> None:
+    def _swap(self, model: Model, asked: Asked) -> None:
         self._loop.come_to_rest()
-        self._replace_model(model)
-        self._next_version(version)
+        if asked.flush and not self._loop.flush_cache():
+            self._new_weights.drop()
+            raise OperationError(RETRY, _RUNNING)
+        self._new_weights.put(model)
+        self._next_version(asked.version)
 
     def _next_version(self, version: str | None) -> None:
         """On the loop's thread, so that no step between the two goes by a wrong name."""
@@ -218,10 +248,10 @@ class Operations:
 
 @dataclass(frozen=True)
 class _Collected:
-    """What an update between start and finish comes to so far, and the name that it will have."""
+    """What an update between start and finish comes to so far."""
 
     weights: WeightsFrom
-    version: str | None
+    asked: Asked
 
 
 class _Exclusive:

@@ -70,8 +70,8 @@ LAYER = {
 Tensors = dict[str, torch.Tensor]
 
 
-def random_model(family: str, **values: Any) -> transformers.PreTrainedModel:
-    torch.manual_seed(3)
+def random_model(family: str, seed: int = 3, **values: Any) -> transformers.PreTrainedModel:
+    torch.manual_seed(seed)
     config = getattr(transformers, f"{family}Config")(**(COMMON | values))
     model: transformers.PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,8 +27,13 @@ def overwrite(model: object, other: object) -> None:
     Waits until the copies are done.
     """
     ours, theirs = list(parts_of(model)), list(parts_of(other))
-    if [_kind(item) for item in ours] != [_kind(item) for item in theirs]:
-        raise ModelError("the checkpoint's weights or scales are not kept as the engine's are; start an engine with it")
+    for mine, yours in itertools.zip_longest(map(_kind, ours), map(_kind, theirs)):
+        if mine != yours:
+            place = (mine or yours)[0].removeprefix(".")
+            raise ModelError(
+                f"the checkpoint's weights or scales are not kept as the engine's are (the first at {place}); "
+                "start an engine with it"
+            )
     pairs = [(into, new) for (_, into), (_, new) in zip(ours, theirs, strict=True) if isinstance(into, torch.Tensor)]
     with torch.no_grad():
         for into, values in pairs:

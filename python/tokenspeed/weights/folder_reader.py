@@ -57,6 +57,9 @@ class FolderReader(WeightReader):
         self._used.add(name)
         return float(self.stored(name).float().reshape(()))
 
+    def check_parts_used(self, endings: tuple[str, ...], beginnings: tuple[str, ...]) -> None:
+        """`check_all_used` of what a reader in front puts together: raise ModelError for a part that it never took."""
+
     def _names(self) -> set[str]:
         return self.names()
 
@@ -64,9 +67,14 @@ class FolderReader(WeightReader):
         return check_dtype(self.stored(name), self.where(name))
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a layer can compute with it as it is."""
+    return tensor.dtype in _SUPPORTED
+
+
 def check_dtype(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """`tensor`, which a layer can compute with. Raises ModelError."""
-    if tensor.dtype not in _SUPPORTED:
+    if not is_dense(tensor):
         raise ModelError(
             f"{where} has dtype {str(tensor.dtype).removeprefix('torch.')}, which no layer computes "
             "with; config.json's quantization_config must say what it means"

@@ -26,7 +26,7 @@ from tokenspeed_kernel.api import InputRounding, PackedWeight, Weight, block_siz
 logger = logging.getLogger("tokenspeed.weights")
 
 # Parts of a module beside its weight that are read with it, or that say what inputs and caches are rounded to.
-_PARTS = (
+WEIGHT_PARTS = (
     "weight_packed",
     "qweight",
     "qzeros",
@@ -78,6 +78,10 @@ class QuantizedReader(WeightReader):
     def scalar(self, name: str) -> float | None:
         return self._inner.scalar(name)
 
+    def check_all_used(self, endings: tuple[str, ...], beginnings: tuple[str, ...]) -> None:
+        super().check_all_used(endings, beginnings)
+        self._inner.check_parts_used(endings, beginnings)
+
     def _names(self) -> set[str]:
         return {name for name in self._inner.names() if not name.endswith(UNREAD_PARTS)}
 
@@ -87,7 +91,7 @@ class QuantizedReader(WeightReader):
             return self._mxfp4_stack(name)
         if not name.endswith(".weight"):
             return self._inner.read(name, shape)
-        self._used.update(f"{module}.{part}" for part in _PARTS)
+        self._used.update(f"{module}.{part}" for part in WEIGHT_PARTS)
         packed = self._packed(module)
         stored = self._part(module, packed or "weight")
         if packed is None and stored.dtype in _DENSE:
