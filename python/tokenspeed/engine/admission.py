@@ -84,9 +84,9 @@ class Admission:
         """What has become of constraints since the last call."""
         return [_outcome(done) for done in self._grammars.take()] if self._compiling else []
 
-    def queue_compiled(self, outcomes: list[Outcome]) -> list[Rejection]:
-        """Queue the requests whose grammars are there; the rejections of those that have none."""
-        return [rejection for outcome in outcomes if (rejection := self._compiled(outcome)) is not None]
+    def queue_compiled(self, outcomes: list[Outcome]) -> list[tuple[RequestRecord, Rejection]]:
+        """Queue the requests whose grammars are there; those that have none and must end, with the reason."""
+        return [refused for outcome in outcomes if (refused := self._compiled(outcome)) is not None]
 
     def abort(self, record: RequestRecord) -> bool:
         """Forget a request that waits for its grammar; False when it is not one."""
@@ -116,7 +116,7 @@ class Admission:
         self._compiling[record.request_id] = record
         self._grammars.submit(constraint.prepared(), record.request_id)
 
-    def _compiled(self, outcome: Outcome) -> Rejection | None:
+    def _compiled(self, outcome: Outcome) -> tuple[RequestRecord, Rejection] | None:
         verdict = outcome.verdict
         record = self._compiling.pop(verdict.request_id)  # whoever stops waiting says `forget`
         constraint = record.params.constraint
@@ -128,8 +128,7 @@ class Admission:
             record.grammar = outcome.grammar
             self._queue(record)
         except RequestError as error:
-            self._requests.remove(record)
-            return Rejection(record.rid, verdict.status or 400, error.field, error.code, error.message)
+            return record, Rejection(record.rid, verdict.status or 400, error.field, error.code, error.message)
         return None
 
     def _queue(self, record: RequestRecord) -> None:
@@ -152,6 +151,7 @@ class Admission:
         except ValueError as error:
             # What passed the checks above and still cannot ever fit: the pool or the step's budget is too small.
             raise RequestError("prompt", "request_too_large", str(error)) from None
+        record.is_queued = True
 
     def _settled(self, params: SamplingParams) -> SamplingParams:
         """With a seed, whoever chose it, and the engine's stream interval where the request is content with less."""

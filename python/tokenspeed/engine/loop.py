@@ -88,8 +88,8 @@ class EngineLoop:
         compiled = self._admission.take_compiled()
         if commands or compiled or self._in_flight or self.scheduler.has_work():
             self.mirror.turn(commands, [done.verdict for done in compiled])
-        for rejection in self._admission.queue_compiled(compiled):
-            self._outputs.add_rejection(rejection)
+        for record, rejection in self._admission.queue_compiled(compiled):
+            self._outputs.add_unqueued_refusal(record, rejection)
         launched = self._launch()
         while len(self._in_flight) > self._overlap_depth or (self._in_flight and not launched):
             self._settle()
@@ -262,6 +262,7 @@ class EngineLoop:
         self.profiler.settled()
         self.mirror.settled(tokens.token_ids)
         begun_s = self.log.took("device", begun_s)
+        self.log.computed(plan)
         for row, why in tokens.failures:
             self._fail(int(plan.request_ids[row]), why)
         outcome = self.scheduler.advance(plan.step_id, tokens.token_ids, tokens.num_tokens)

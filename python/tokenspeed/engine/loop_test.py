@@ -18,7 +18,7 @@ from tokenspeed.config.sampling import SamplingParams
 from tokenspeed.engine.admission import Admission
 from tokenspeed.engine.errors import EngineFault
 from tokenspeed.engine.executor import StepTokens
-from tokenspeed.engine.loop import EngineLoop
+from tokenspeed.engine.loop import EngineLoop, nothing
 from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Connected, Control, StepOutput
 from tokenspeed.engine.pending import Done, Pending
 from tokenspeed.engine.records import RequestTable
@@ -43,6 +43,8 @@ class ScriptedExecutor:
         self.works: list[StepWork] = []
         self.failures: dict[tuple[int, int], RowFailure] = {}
         """By request and sequence length: rows without a token."""
+        self.on_wait: Callable[[], None] = nothing
+        """What passes while a step is waited for."""
 
     def launch(self, work: StepWork) -> Pending[StepTokens]:
         plan: Any = work.plan
@@ -54,19 +56,20 @@ class ScriptedExecutor:
         keys = enumerate(zip(plan.request_ids.tolist(), lengths))
         failures = [(row, self.failures[key]) for row, key in keys if key in self.failures]
         tokens = StepTokens(token_ids, plan.samples.astype(np.int32), None, None, None, [], failures)
-        return Watched(tokens, plan.step_id, self.events)
+        return Watched(tokens, plan.step_id, self.events, self.on_wait)
 
     def close(self) -> None:
         return
 
 
 class Watched(Done[StepTokens]):
-    def __init__(self, value: StepTokens, step_id: int, events: list[str]) -> None:
+    def __init__(self, value: StepTokens, step_id: int, events: list[str], on_wait: Callable[[], None]) -> None:
         super().__init__(value)
-        self._step_id, self._events = step_id, events
+        self._step_id, self._events, self._on_wait = step_id, events, on_wait
 
     def wait(self) -> StepTokens:
         self._events.append(f"settle {self._step_id}")
+        self._on_wait()
         return super().wait()
 
 
@@ -119,10 +122,13 @@ class Bench:
     """A loop to step by hand."""
 
     def __init__(
-        self, depth: int = 1, script: Callable[[int, int], int] = lambda request, n: (request + n) % 90
+        self,
+        depth: int = 1,
+        script: Callable[[int, int], int] = lambda request, n: (request + n) % 90,
+        num_blocks: int = 65,
     ) -> None:
         config = tokenspeed_cc.SchedulerConfig(
-            num_blocks=65,
+            num_blocks=num_blocks,
             block_size=8,
             max_num_seqs=4,
             max_model_len=128,

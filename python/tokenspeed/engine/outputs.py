@@ -96,10 +96,15 @@ class OutputColumns:
         self._rejections.append(Rejection(record.rid, why.status, field, why.code, why.message))
         self._end(record, "abort")
 
+    def add_unqueued_refusal(self, record: RequestRecord, rejection: Rejection) -> None:
+        """The terminal event of a request that cannot be queued after all."""
+        self._rejections.append(rejection)
+        self._end(record, "abort")
+
     def add_unqueued_abort(self, record: RequestRecord) -> None:
-        """The terminal event of a request that was aborted before it was queued; it has no statistics."""
+        """The terminal event of a request that was aborted before it was queued."""
         self._append(record, [], None, "abort", (len(record.prompt_ids), 0, 0, -1))
-        self._requests.remove(record)
+        self._end(record, "abort")
 
     def add_prompt_pieces(self, pieces: list[PromptPiece]) -> None:
         """Scores of prompts; whoever has ended meanwhile wants none."""

@@ -38,6 +38,7 @@ class RequestRecord:
         "traceparent",
         "prompt_scores",
         "num_outputs",
+        "is_queued",
     )
 
     def __init__(self, request_id: int, rid: str, params: SamplingParams, prompt_ids: NDArray[np.int32]) -> None:
@@ -59,6 +60,8 @@ class RequestRecord:
         self.prompt_scores: PromptScores | None = None
         if params.prompt_logprobs is not None:
             self.prompt_scores = PromptScores(prompt_ids, params.prompt_logprob_start, params.prompt_logprobs)
+        self.is_queued = False
+        """Whether the scheduler knows it: not while its grammar is compiled."""
         self.num_outputs = 0
         """Steps that gave it tokens."""
         self.held_logprobs: list[tuple[float, list[float], list[int]]] = []

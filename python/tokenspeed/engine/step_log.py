@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from tokenspeed.config.resolve import LogConfig
 from tokenspeed.engine.outputs import OutcomeView
 from tokenspeed.engine.records import RequestRecord, RequestTable
-from tokenspeed.engine.step_metrics import StepMetrics
+from tokenspeed.engine.step_metrics import Counters, NotQueued, StepMetrics
 from tokenspeed.observability.log_lines import Blocks, DecodeBatch, DecodeMeter, PrefillBatch
 from tokenspeed.observability.request_stats import finish_line
 from tokenspeed.observability.traces import Attributes, PassingOn, Tracer
 from tokenspeed.sampling import NUMERICAL_ERROR, RowFailure
-from tokenspeed_cc import Plan, RequestCounters, Scheduler
+from tokenspeed_cc import Plan, Scheduler
 
 logger = logging.getLogger("tokenspeed.engine")
 
@@ -37,6 +37,7 @@ class StepLog:
         self._metrics = metrics
         self._meter = DecodeMeter(config.decode_log_interval) if config.decode_log_interval else None
         self._delayed: set[int] = set()
+        self._num_compiling = 0
         self.muted = False
         self.tracer: Tracer = PassingOn()
         """Where a span of every request goes."""
@@ -46,24 +47,33 @@ class StepLog:
         return not self.muted and logger.isEnabledFor(logging.INFO)
 
     def launched(self, plan: Plan) -> None:
-        """Set the clocks of requests that started or finished their prompt; describe a step that prefills."""
+        """Set the clocks of requests that started; describe a step that prefills."""
         if not self.muted:
             self._metrics.launched(plan)
+        if self._meter is not None and plan.num_decode_rows and not self.muted:
+            self._meter.launched(time.monotonic())
         if plan.num_decode_rows == plan.num_rows:
             if self._delayed:
                 self._end_delays()
             return
         now = time.time()
         first = plan.num_decode_rows
-        for request_id, last_chunk in zip(plan.request_ids[first:].tolist(), plan.samples[first:].tolist()):
-            clock = self._requests[request_id].clock
-            clock.scheduled(now)
-            if last_chunk:
-                clock.prefilled(now)
+        for request_id in plan.request_ids[first:].tolist():
+            self._requests[request_id].clock.scheduled(now)
         if self._config.log_request_stats and first:
             self._begin_delays(plan.request_ids[:first].tolist(), now)
         if self._speaks:
             logger.info("%s", self._prefill_batch(plan).line())
+
+    def computed(self, plan: Plan) -> None:
+        """A step's results are there: prompts whose last chunk it had are complete."""
+        first = plan.num_decode_rows
+        last_chunks = plan.request_ids[first:][plan.samples[first:].astype(bool)].tolist()
+        now = time.time()
+        for request_id in last_chunks:
+            record = self._requests.get(request_id)
+            if record is not None:
+                record.clock.prefilled(now)
 
     def took(self, part: str, since_s: float) -> float:
         """A part of a step has ended that began at `since_s` (time.perf_counter()); returns the time now."""
@@ -74,13 +84,14 @@ class StepLog:
 
     def load_changed(self, num_compiling: int) -> None:
         """Requests came, went on or ended."""
+        self._num_compiling = num_compiling
         self._metrics.load_changed(num_compiling)
 
     def settled(self, plan: Plan, outcome: OutcomeView, num_tokens: NDArray[np.int32]) -> None:
         """Count a step's tokens; every `decode_log_interval` decode steps, say how fast they come."""
         if not self.muted:
             self._metrics.settled(plan, outcome)
-        if self._meter is None or not plan.num_decode_rows:
+        if self._meter is None or not plan.num_decode_rows or self.muted:
             return
         tokens_per_s = self._meter.settled(int(num_tokens.sum()), time.monotonic())
         if tokens_per_s is not None and self._speaks:
@@ -96,7 +107,7 @@ class StepLog:
         self._delayed.discard(record.request_id)
         if self.muted:
             return
-        counters = self._scheduler.stats(record.request_id)
+        counters = self._scheduler.stats(record.request_id) if record.is_queued else NotQueued(len(record.prompt_ids))
         self._metrics.ended(record, reason, counters)
         if not isinstance(self.tracer, PassingOn):
             times_ts = record.clock.recv_ts, time.time()
@@ -118,7 +129,7 @@ class StepLog:
     def aborting_all(self, reason: str) -> None:
         logger.warning("aborting %d requests: %s", len(self._requests), reason)
 
-    def _finish_line(self, record: RequestRecord, reason: str, counters: RequestCounters) -> str:
+    def _finish_line(self, record: RequestRecord, reason: str, counters: Counters) -> str:
         if not self._config.log_request_stats:
             per_row = counters.completion_tokens / max(1, record.num_outputs)
             return f"Req: {record.rid} Finish! Accept_num_tokens_avg: {per_row:.2f}"
@@ -129,15 +140,15 @@ class StepLog:
 
     def _prefill_batch(self, plan: Plan) -> PrefillBatch:
         load = self._scheduler.load()
-        new_ids = plan.new_slot_request_ids.tolist()
+        started = map(self._scheduler.stats, plan.new_slot_request_ids.tolist())
         return PrefillBatch(
             dp_rank=self._config.data_rank,
-            num_new_seqs=len(new_ids),
+            num_new_seqs=plan.num_rows - plan.num_decode_rows,
             num_new_tokens=len(plan.prompt_token_ids),
-            num_cached_tokens=sum(self._scheduler.stats(request_id).cached_tokens for request_id in new_ids),
+            num_cached_tokens=sum(counters.cached_tokens for counters in started if not counters.num_retractions),
             num_decode=plan.num_decode_rows,
             num_running=load.num_running,
-            num_queued=load.num_waiting,
+            num_queued=load.num_waiting + self._num_compiling,
         )
 
     def _decode_batch(self, plan: Plan, tokens_per_s: float) -> DecodeBatch:
@@ -150,7 +161,7 @@ class StepLog:
             tokens_per_s=tokens_per_s,
             accept_len=None,
             accept_rate=None,
-            num_queued=load.num_waiting,
+            num_queued=load.num_waiting + self._num_compiling,
         )
 
     def _begin_delays(self, request_ids: list[int], now: float) -> None:
@@ -165,7 +176,7 @@ class StepLog:
         self._delayed.clear()
 
 
-def _span_of(record: RequestRecord, reason: str, counters: RequestCounters) -> Attributes:
+def _span_of(record: RequestRecord, reason: str, counters: Counters) -> Attributes:
     """What a span says of a request that has ended; times in seconds after its arrival."""
     clock = record.clock
     times = {

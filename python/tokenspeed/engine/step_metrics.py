@@ -7,6 +7,7 @@ Work is by step and by request, never by token; the gaps between the outputs of 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,18 @@ from tokenspeed.engine.outputs import OutcomeView
 from tokenspeed.engine.records import RequestRecord, RequestTable
 from tokenspeed.observability.engine_metrics import EngineMetrics, FinishedSample, LoadSample
 from tokenspeed_cc import Plan, RequestCounters, Scheduler
+
+
+@dataclass(frozen=True)
+class NotQueued:
+    """What the scheduler would count of a request that it never had."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+Counters = RequestCounters | NotQueued
 
 
 class StepMetrics:
@@ -57,8 +70,8 @@ class StepMetrics:
             LoadSample(load.num_running, waiting, load.active_blocks, load.cached_blocks, load.free_blocks, since_ts)
         )
 
-    def ended(self, record: RequestRecord, reason: str, counters: RequestCounters) -> None:
-        """A request that was in the scheduler has ended."""
+    def ended(self, record: RequestRecord, reason: str, counters: Counters) -> None:
+        """A request that was admitted has ended."""
         now, clock = time.time(), record.clock
         first_token_s = None if clock.first_token_ts is None else clock.first_token_ts - clock.recv_ts
         self.metrics.request_ended(

@@ -14,7 +14,10 @@ DECODE_LOG_INTERVAL = 40
 
 @dataclass(frozen=True)
 class PrefillBatch:
-    """A step with prompt tokens. num_decode > 0 makes it a mixed batch."""
+    """A step with prompt tokens. num_decode > 0 makes it a mixed batch.
+
+    num_new_seqs: requests with prompt tokens in it, any chunk. num_cached_tokens: prefix hits of those that begin.
+    """
 
     dp_rank: int
     num_new_seqs: int
@@ -83,26 +86,31 @@ class DecodeMeter:
         self._interval = interval_steps
         self._steps = 0
         self._tokens = 0
+        self._busy_s = 0.0
         self._since: float | None = None
+        """Up to when time has been counted; None while nothing runs."""
+
+    def launched(self, now: float) -> None:
+        """A decode step begins at `now` (seconds of any steady clock): time counts from the first after a pause on."""
+        if self._since is None:
+            self._since = now
 
     def settled(self, num_tokens: int, now: float) -> float | None:
-        """A decode step gave num_tokens at `now` (seconds of any steady clock).
+        """A decode step gave num_tokens at `now`.
 
         Returns tokens per second when a line is due (0.0 when no time has passed), else None.
         """
-        if self._since is None:
-            # The first step opens the window: its tokens were made before it.
-            self._since = now
-            num_tokens = 0
+        if self._since is not None:
+            self._busy_s += now - self._since
+        self._since = now
         self._tokens += num_tokens
         self._steps += 1
         if self._steps < self._interval:
             return None
-        elapsed = now - self._since
-        rate = self._tokens / elapsed if elapsed > 0 else 0.0
-        self._steps, self._tokens, self._since = 0, 0, now
+        rate = self._tokens / self._busy_s if self._busy_s > 0 else 0.0
+        self._steps, self._tokens, self._busy_s = 0, 0, 0.0
         return rate
 
     def idle(self) -> None:
-        """Nothing runs any more: the pause must not count as decode time."""
-        self._steps, self._tokens, self._since = 0, 0, None
+        """Nothing runs any more: the pause must not count as decode time. Steps count on."""
+        self._since = None

@@ -49,15 +49,16 @@ def test_an_empty_pool_has_no_ratio() -> None:
 
 def test_a_line_is_due_every_interval_with_the_rate_since_the_last() -> None:
     meter = DecodeMeter(interval_steps=4)
-    # The window opens at t=0; three steps of 8 tokens follow by t=3.
+    meter.launched(-1.0)
     assert [meter.settled(8, float(now)) for now in range(8)] == [None, None, None, 8.0, None, None, None, 8.0]
 
 
-def test_a_pause_does_not_lower_the_rate() -> None:
+def test_a_pause_does_not_lower_the_rate_and_steps_count_on_behind_it() -> None:
     meter = DecodeMeter(interval_steps=2)
-    assert meter.settled(8, 0.0) is None
+    meter.launched(0.0)
+    assert meter.settled(8, 1.0) is None
     meter.idle()
-    assert meter.settled(8, 100.0) is None
+    meter.launched(100.0)
     assert meter.settled(8, 101.0) == 8.0
 
 

@@ -75,7 +75,7 @@ class RequestClock:
             self.commit_ts = now
 
     def prefilled(self, now: float) -> None:
-        """The step with the prompt's last chunk was launched."""
+        """The step with the prompt's last chunk has been computed."""
         if self.prefilled_ts is None:
             self.prefilled_ts = now
 
