@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -39,6 +40,7 @@ from tokenspeed.gateway.http.auth import KeyCheck
 from tokenspeed.gateway.http.connections import Connections
 from tokenspeed.gateway.http.gauges import WorkerGauges
 from tokenspeed.gateway.http.logs import configure_logs
+from tokenspeed.gateway.http.protocol import Protocol
 from tokenspeed.gateway.http.server import HttpOptions, Server, metrics_response
 from tokenspeed.gateway.http.service import Service
 from tokenspeed.gateway.http.sse import KeepAlive
@@ -288,16 +290,15 @@ async def _listen(
 ) -> int:
     """Serve `app`, on a port that is `shared` with other gateway processes; the port. Raises `StartError`."""
     idle_s = 75.0 if main is None else main.config.limits.idle_connection_timeout_s
-    runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, keepalive_timeout=idle_s, shutdown_timeout=1.0
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     assert runner.server is not None
-    make = runner.server if main is None else main.connections.watched(runner.server)
+    loop = asyncio.get_running_loop()
+    plain = partial(Protocol, runner.server, loop, idle_s)
+    make = plain if main is None else main.connections.watched(plain)
     context = None if main is None else _tls(main.config)
     try:
-        loop = asyncio.get_running_loop()
         listener = await loop.create_server(make, host, port, ssl=context, backlog=1024, reuse_port=shared or None)
     except OSError as error:
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}", 1) from None

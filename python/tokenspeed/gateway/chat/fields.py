@@ -159,6 +159,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_routed_experts": ((False,), "this option is not available"),
 }
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Some clients on Windows send it; it is no part of JSON."""
 _TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 _BOUNDS_FOR = {
     "max_new_tokens": "max_tokens",
@@ -170,7 +172,7 @@ _BOUNDS_FOR = {
 def parse_body(body: bytes, kind: type[T]) -> tuple[T, dict[str, Any]]:
     """The request in `body` (and the object itself, for fields outside `kind`). Raises `ApiError` 400."""
     try:
-        fields = msgspec.json.decode(body)
+        fields = msgspec.json.decode(body.removeprefix(_BYTE_ORDER_MARK))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):

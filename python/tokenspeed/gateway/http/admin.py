@@ -19,6 +19,7 @@ from aiohttp import web
 from tokenspeed.gateway.chat.fields import parse_body
 from tokenspeed.gateway.chat.format import encode_json
 from tokenspeed.gateway.http.auth import KeyCheck
+from tokenspeed.gateway.http.body import read_body
 from tokenspeed.gateway.http.errors import ApiError, invalid, no_available_workers
 from tokenspeed.gateway.route.router import DuplicateWorker, Router
 from tokenspeed.gateway.route.worker import Worker
@@ -124,7 +125,7 @@ class AdminApi:
     async def _add(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
         self._check_changeable()
-        asked, _ = parse_body(await request.read(), WorkerBody)
+        asked, _ = parse_body(await read_body(request), WorkerBody)
         try:
             worker = self._router.add(asked.url)
         except DuplicateWorker:
@@ -138,7 +139,7 @@ class AdminApi:
         self._keys.check(request.headers)
         self._check_changeable()
         worker = self._find(request)
-        asked, _ = parse_body(await request.read(), WorkerChange)
+        asked, _ = parse_body(await read_body(request), WorkerChange)
         if asked.url not in (None, worker.url):
             raise invalid("url", "invalid_value", "a worker's URL cannot change; delete this one and add another")
         if asked.priority is not None or request.method == "PUT":

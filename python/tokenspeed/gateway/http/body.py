@@ -20,6 +20,8 @@ async def read_body(request: web.Request) -> bytes:
     limit = request.client_max_size
     if request.content.is_eof() and request.content.total_bytes <= (limit or math.inf):
         return await request.content.read()  # it came with its head, as most do: there is nothing to wait for
+    if limit and (request.content_length or 0) > limit:
+        raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=request.content_length or 0)
     body = bytearray()
     try:
         while True:

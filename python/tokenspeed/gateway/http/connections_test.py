@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,18 @@ from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
 PATH = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 PAGE = "https://example.org"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RunningGateway]:
+    with RunningGateway([replying(ids("Paris"))]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stalling() -> Iterator[RunningGateway]:
+    with RunningGateway([replying(ids("Paris"))], ["--stream-body-stall-timeout-secs", "1"]) as running:
+        yield running
 
 
 def connect(gateway: RunningGateway) -> socket.socket:
@@ -134,3 +148,60 @@ def test_without_the_flag_no_other_origin_may_ask() -> None:
     with RunningGateway([replying(ids("Paris"))]) as gateway:
         status, headers, _ = gateway.request("POST", PATH, CHAT, {"origin": PAGE})
         assert status == 200 and not [name for name in headers if name.startswith("access-control")]
+
+
+def answer_to(gateway: RunningGateway, data: bytes) -> tuple[int, dict[str, Any]]:
+    """(status, JSON) of the answer to these bytes."""
+    with connect(gateway) as sock:
+        sock.sendall(data)
+        response = http.client.HTTPResponse(sock)
+        response.begin()
+        return response.status, json.loads(response.read())
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0\1\2\3\r\n\r\n",
+        b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03" + bytes(160),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        HEAD + b"broken\r\n\r\n",
+        HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\n",
+        HEAD + b"content-length: -5\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        HEAD + b"x: " + b"a" * 9000 + b"\r\n\r\n",
+    ],
+)
+def test_bytes_that_are_no_http_get_a_json_error_and_no_traceback_in_the_log(
+    shared: RunningGateway, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    status, answer = answer_to(shared, data)
+    assert (status, answer["error"]["code"]) == (400, "invalid_http")
+    assert "\n" not in answer["error"]["message"]
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+def test_a_body_in_an_encoding_that_is_not_known_is_415(shared: RunningGateway) -> None:
+    status, answer = answer_to(shared, HEAD + b"content-encoding: br\r\ncontent-length: 1\r\n\r\nx")
+    assert (status, answer["error"]["code"]) == (415, "unsupported_encoding")
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes() -> None:
+    with RunningGateway([replying(ids("Paris"))], ["--max-payload-size", "1000"]) as gateway:
+        status, answer = answer_to(gateway, HEAD + b"connection: close\r\ncontent-length: 1001\r\n\r\n")
+        assert (status, answer["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize("path", ["/v1/tokenize", "/v1/conversations", "/v1/messages/count_tokens", "/workers"])
+def test_every_path_that_takes_a_body_stops_waiting_for_it(stalling: RunningGateway, path: str) -> None:
+    status, answer = answer_to(
+        stalling, f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9\r\n\r\n{{".encode()
+    )
+    assert (status, answer["error"]["code"]) == (408, "request_body_timeout")
+
+
+def test_a_byte_order_mark_before_the_body_is_no_part_of_it(shared: RunningGateway) -> None:
+    assert shared.post(PATH, b"\xef\xbb\xbf" + json.dumps(CHAT).encode())[0] == 200

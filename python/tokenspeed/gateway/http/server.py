@@ -26,7 +26,7 @@ from tokenspeed.gateway.chat.messages_format import messages_error
 from tokenspeed.gateway.chat.messages_request import count_tokens, messages_job
 from tokenspeed.gateway.chat.parse_request import parse_calls, parse_reasoning
 from tokenspeed.gateway.http.auth import KeyCheck
-from tokenspeed.gateway.http.body import STALL_S
+from tokenspeed.gateway.http.body import STALL_S, read_body
 from tokenspeed.gateway.http.connections import Connections
 from tokenspeed.gateway.http.cors import allow_origins
 from tokenspeed.gateway.http.errors import ApiError, invalid
@@ -207,15 +207,15 @@ class Server:
 
     async def _parse_calls(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        return web.Response(body=parse_calls(await request.read(), self._service.model), content_type=_JSON)
+        return web.Response(body=parse_calls(await read_body(request), self._service.model), content_type=_JSON)
 
     async def _parse_reasoning(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        return web.Response(body=parse_reasoning(await request.read(), self._service.model), content_type=_JSON)
+        return web.Response(body=parse_reasoning(await read_body(request), self._service.model), content_type=_JSON)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        asked, _ = parse_body(await request.read(), TokenizeRequest)
+        asked, _ = parse_body(await read_body(request), TokenizeRequest)
         model = self._service.model
         model.check_name(asked.model)
         if len(asked.prompt) > _MAX_CHARACTERS:
@@ -225,11 +225,11 @@ class Server:
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        return web.Response(body=await count_tokens(await request.read(), self._service.model), content_type=_JSON)
+        return web.Response(body=await count_tokens(await read_body(request), self._service.model), content_type=_JSON)
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        asked, _ = parse_body(await request.read(), DetokenizeRequest)
+        asked, _ = parse_body(await read_body(request), DetokenizeRequest)
         model = self._service.model
         model.check_name(asked.model)
         if len(asked.tokens) > _MAX_TOKENS:

@@ -204,7 +204,7 @@ class ResponsesApi:
 
     async def _create_conversation(self, request: web.Request) -> web.Response:
         owner = self._owner(request)
-        asked, _ = parse_body(await request.read() or b"{}", ConversationBody)
+        asked, _ = parse_body(await read_body(request) or b"{}", ConversationBody)
         conversation = new_id("conv")
         body = {
             "id": conversation,
@@ -222,7 +222,7 @@ class ResponsesApi:
 
     async def _update_conversation(self, request: web.Request) -> web.Response:
         owner, conversation = self._owner(request), request.match_info["id"]
-        asked, _ = parse_body(await request.read(), ConversationBody)
+        asked, _ = parse_body(await read_body(request), ConversationBody)
         body = await self._record("conversation", owner, conversation, None)
         body["metadata"] = asked.metadata or {}
         self._history.put("conversation", owner, conversation, encode_json(body))
@@ -238,7 +238,7 @@ class ResponsesApi:
 
     async def _add_items(self, request: web.Request) -> web.Response:
         owner, conversation = self._owner(request), request.match_info["id"]
-        asked, _ = parse_body(await request.read(), ItemsBody)
+        asked, _ = parse_body(await read_body(request), ItemsBody)
         await self._record("conversation", owner, conversation, None)
         items = input_items(asked.items, "items")
         self._put_items(owner, conversation, items)
