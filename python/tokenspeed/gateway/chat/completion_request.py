@@ -60,7 +60,7 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
         head,
         model.tokenizer,
         usage,
-        request.logprobs is not None,
+        request.logprobs,
         echoes,
         ids,
         params.n,

@@ -15,6 +15,7 @@ import msgspec
 
 from tokenspeed.gateway.chat.choice import Piece, TokenLogprob
 from tokenspeed.gateway.http.errors import ApiError
+from tokenspeed.gateway.text.detokenizer import Detokenizer
 from tokenspeed.gateway.text.parse.events import CallArguments, CallStart, Event, Parsed, Text, Thought
 from tokenspeed.gateway.text.tokenizer import Tokenizer
 
@@ -335,16 +336,17 @@ class CompletionFormat(_Base):
         head: Head,
         tokenizer: Tokenizer,
         usage: UsageOptions,
-        logprobs: bool,
+        num_top: int | None,
         echoes: Sequence[str],
         prompt_ids: Sequence[Sequence[int]] | None,
         n: int,
         prompt_logprobs: bool,
     ) -> None:
-        """prompt_ids: the prompt's tokens of each choice where the client asked for token ids, else None.
+        """num_top: alternatives beside each token's logprob; None where no logprobs were asked for.
+        prompt_ids: the prompt's tokens of each choice where the client asked for token ids, else None.
         n: choices a prompt. prompt_logprobs: whether each choice tells its prompt's, beside those of an echo."""
         super().__init__(head, tokenizer, usage)
-        self._logprobs = logprobs
+        self._num_top = num_top
         self._echoes = echoes
         self._prompt_ids = prompt_ids
         self._returns_ids = prompt_ids is not None
@@ -361,7 +363,8 @@ class CompletionFormat(_Base):
 
     def _echoed(self, choice: int) -> list[TokenLogprob | PromptScore]:
         """The prompt's tokens, where both the echo and logprobs were asked for."""
-        return list(self._prompt_scores.get(choice // self._n, ())) if self._echoes[choice] and self._logprobs else []
+        shown = self._echoes[choice] and self._num_top is not None
+        return list(self._prompt_scores.get(choice // self._n, ())) if shown else []
 
     def events(self, choice: int, piece: Piece, count: CountTokens) -> bytes:
         """A text event when there is any, and the finish event at the end."""
@@ -393,10 +396,12 @@ class CompletionFormat(_Base):
         return b"".join(parts)
 
     def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        told = self._num_top is not None
+        logprobs = self._columns(index, [*self._echoed(index), *piece.logprobs]) if told else None
         return {
             "index": index,
             "text": self._echoes[index] + piece.text,
-            "logprobs": self._columns(index, [*self._echoed(index), *piece.logprobs]) if self._logprobs else None,
+            "logprobs": logprobs,
             "finish_reason": piece.finish,
             "matched_stop": piece.matched,
             **self._choice_ids(index, piece),
@@ -410,24 +415,34 @@ class CompletionFormat(_Base):
 
     def _columns(self, choice: int, logprobs: Sequence[TokenLogprob | PromptScore]) -> dict[str, Any]:
         text_of = self._tokenizer.token_text
+        echo = self._echoes[choice]
         tops: list[dict[str, float] | None] = []
-        offsets: list[int] = []
-        echoed = 0
         for entry in logprobs:
-            if isinstance(entry, TokenLogprob):
-                offsets.append(len(self._echoes[choice]) + entry.offset)
-            else:
-                offsets.append(echoed)
-                echoed += len(text_of(entry.token_id))
             if entry.logprob is None:
                 tops.append(None)
                 continue
-            # The token itself is there too, as OpenAI's API has it, also when it is not among the best.
+            # The token itself is there too, as OpenAI's API has it, also when it is not among the best. Of tokens that
+            # are the same text (parts of characters), it is the one that is told.
             own = {text_of(entry.token_id): entry.logprob}
-            tops.append(own | {text_of(token): logprob for token, logprob in entry.top})
+            tops.append(own | {text_of(token): logprob for token, logprob in entry.top} | own)
+        echo_ids = [entry.token_id for entry in logprobs if isinstance(entry, PromptScore)]
+        echoed = _echo_offsets(echo, echo_ids, self._tokenizer)
+        own_offsets = [len(echo) + entry.offset for entry in logprobs if isinstance(entry, TokenLogprob)]
         return {
             "tokens": [text_of(entry.token_id) for entry in logprobs],
             "token_logprobs": [entry.logprob for entry in logprobs],
-            "top_logprobs": tops if any(entry.top for entry in logprobs) else None,
-            "text_offset": offsets,
+            "top_logprobs": tops if self._num_top else None,
+            "text_offset": echoed + own_offsets,
         }
+
+
+def _echo_offsets(echo: str, token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Whole characters of `echo` before each of its tokens. Tokens that the tokenizer added to it take no room."""
+    detokenizer = Detokenizer(tokenizer.vocabulary, hidden=frozenset(), continues=False)
+    offsets, at = [], 0
+    for token_id in token_ids:
+        offsets.append(at)
+        added = token_id in tokenizer.facts.special_ids and not echo.startswith(tokenizer.token_text(token_id), at)
+        if not added:
+            at += len(detokenizer.feed((token_id,)))
+    return offsets
