@@ -36,7 +36,8 @@ def columns(tokenizer: Tokenizer, echo: str, scores: list[PromptScore], num_top:
     piece = Piece("x", [TokenLogprob(token, -2.0, ((token, -2.0),) * bool(num_top), 0)], "length", None, [token], ())
 
     def form() -> CompletionFormat:
-        made = CompletionFormat(Head("c", 0, "m"), tokenizer, UsageOptions(False, False), num_top, [echo], None, 1, False)
+        usages = UsageOptions(False, False)
+        made = CompletionFormat(Head("c", 0, "m"), tokenizer, usages, num_top, [echo], None, 1, False)
         made.score_prompt(0, scores)
         return made
 
