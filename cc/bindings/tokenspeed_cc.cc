@@ -165,7 +165,10 @@ void BindReports(py::module_& m) {
       .def_readonly("active_blocks", &Load::active_blocks)
       .def_readonly("cached_blocks", &Load::cached_blocks)
       .def_readonly("free_blocks", &Load::free_blocks)
-      .def_readonly("total_blocks", &Load::total_blocks);
+      .def_readonly("total_blocks", &Load::total_blocks)
+      .def_readonly("host_cached_blocks", &Load::host_cached_blocks)
+      .def_readonly("host_reserved_blocks", &Load::host_reserved_blocks)
+      .def_readonly("host_free_blocks", &Load::host_free_blocks);
 
   m.attr("TRANSFER_STORE") = static_cast<int>(TransferKind::kStore);
   m.attr("TRANSFER_LOAD") = static_cast<int>(TransferKind::kLoad);

@@ -287,6 +287,15 @@ class Load:
     def free_blocks(self) -> int: ...
     @property
     def total_blocks(self) -> int: ...
+    @property
+    def host_cached_blocks(self) -> int:
+        """Blocks of all groups that the host tier keeps for hits; 0 without one."""
+    @property
+    def host_reserved_blocks(self) -> int:
+        """Likewise, of those that a copy is being made into."""
+    @property
+    def host_free_blocks(self) -> int:
+        """Parent blocks of the host tier with nothing in them."""
 
 class RequestCounters:
     """Steps stand for times (the engine knows when it launched which); -1: not yet."""
@@ -491,7 +500,7 @@ class Scheduler:
         """Forgets every cached prefix. False, and nothing happens, while a request holds blocks."""
     def set_weight_version(self, version: int) -> None:
         """Blocks computed from now on are shared under `version` only. Requests that run through the change keep
-        their blocks and share none of them. Raises ValueError: negative."""
+        their blocks and share none of them; the host tier forgets what no copy reads. Raises ValueError: negative."""
     def enable_kv_events(self) -> None:
         """Starts recording; without it kv_events() stays empty."""
     def kv_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:

@@ -135,6 +135,7 @@ void Scheduler::MoveInto(Request& request, const Start& start) {
   if (counters.admitted_step >= 0) return;
   counters.admitted_step = next_step_;
   counters.cached_tokens = start.num_tokens;
+  counters.host_tokens = counters.store_tokens = 0;  // a load that failed was counted before
   const int32_t num_blocks = start.num_tokens / config_.block_size;
   const int32_t num_here = start.hit.path.num_blocks;
   if (start.hit.tail.node.valid() || num_blocks <= num_here) return;

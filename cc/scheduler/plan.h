@@ -98,6 +98,11 @@ struct Load {
   int32_t cached_blocks;  // kept for prefix hits, free for the taking
   int32_t free_blocks;
   int32_t total_blocks;
+  // The host tier, all 0 without one: entries, blocks being copied into, and parents with nothing
+  // in them.
+  int32_t host_cached_blocks;
+  int32_t host_reserved_blocks;
+  int32_t host_free_blocks;
 };
 
 }  // namespace tokenspeed

@@ -115,6 +115,10 @@ Status Scheduler::SetWeightVersion(int64_t version) {
   if (version < 0) return Status::Invalid("weight version must not be negative");
   if (version == weight_version_) return Status::Ok();
   weight_version_ = version;
+  // What the host tier has of other weights would only stand in the way.
+  host_.Clear();
+  to_store_.clear();
+  (void)cache_.TakeStored();
   for (std::vector<Request*>* residents : {&prefilling_, &decoding_, &transferring_}) {
     for (Request* request : *residents) {
       claims_.Move(*request, 0);
@@ -156,7 +160,10 @@ Load Scheduler::load() const {
           .active_blocks = active,
           .cached_blocks = total - free - active,
           .free_blocks = free,
-          .total_blocks = total};
+          .total_blocks = total,
+          .host_cached_blocks = host_.num_entries(),
+          .host_reserved_blocks = host_.num_reserved(),
+          .host_free_blocks = host_.num_free()};
 }
 
 std::optional<RequestCounters> Scheduler::CountersOf(RequestId id) const {

@@ -78,7 +78,7 @@ class Scheduler {
   // Forgets all cached prefixes; false, and nothing happens, while a request holds blocks.
   bool FlushCache();
   // Blocks computed from now on belong to `version`; requests that run through the change publish
-  // nothing.
+  // nothing, and the host tier is cleared.
   Status SetWeightVersion(int64_t version);
 
   bool HasWork() const { return !live_.empty() || !leaving_.empty() || !tickets_.empty(); }

@@ -68,7 +68,9 @@ Result<std::shared_ptr<const Outcome>> Scheduler::Settle(StepId step, const Step
     SettleRow(ticket.rows[i], static_cast<int32_t>(i), result, *outcome);
   }
   for (Estate& estate : ticket.estates) MoveOut(*estate.request, std::move(estate.residence));
-  if (host_.enabled() && !ticket.estates.empty()) StartStores();
+  // Who left holds its blocks no more, so the next plan may evict them.
+  const bool left = std::ranges::any_of(outcome->finish, [](uint8_t f) { return f != 0; });
+  if (host_.enabled() && (left || !ticket.estates.empty())) StartStores();
   for (const Row& row : ticket.rows) {
     if (std::holds_alternative<Finishing>(row.request->state)) DrainIfDone(*row.request);
   }

@@ -179,12 +179,13 @@ Result<std::shared_ptr<const Outcome>> Scheduler::SettleTransfer(int64_t id,
 
 void Scheduler::SettleStore(TransferTicket ticket, bool ok) {
   for (const HostKey& key : ticket.keys) storing_.erase({key.hash, key.group});
-  if (!ok) return;  // the reservations die with the ticket
-  for (size_t i = 0; i < ticket.keys.size(); ++i) {
+  // Of one that failed, the reservations die with the ticket.
+  for (size_t i = 0; ok && i < ticket.keys.size(); ++i) {
     const PutName name{ticket.keys[i].hash, ticket.keys[i].group};
     const bool kept = host_.Commit(std::move(ticket.host_targets[i]), std::move(ticket.keys[i]));
     if (kept && config_.store.enabled) to_put_.push_back(name);
   }
+  StartStores();  // what one transfer had no room for; nobody may plan for a while
 }
 
 void Scheduler::SettleLoad(TransferTicket ticket, bool ok) {

@@ -54,9 +54,12 @@ TEST(HostTier, AFailedLoadIsComputedInstead) {
   RunAndStore(sched, Ask(2).prompt(32).max_new(1));
   sched.submit(Ask(3).prompt(Tokens(9, 18)).max_new(2));
   sched.plan();
+  EXPECT_EQ(sched.get().CountersOf(RequestId(3))->host_tokens, 16);
   Settle(sched, sched.get().TakeTransfers().at(0), false);
   sched.run();
   EXPECT_EQ(sched.output(3).size(), 2u);
+  EXPECT_EQ(sched.get().CountersOf(RequestId(3))->host_tokens, 0);
+  EXPECT_EQ(sched.cached(3), 0);
 }
 
 TEST(HostTier, AFailedStoreLeavesNothingBehind) {
@@ -111,6 +114,38 @@ TEST(HostTier, ARetractedRequestComesBackFromIt) {
     for (int i = 0; i < 16; ++i)
       EXPECT_EQ(sched.output(id)[static_cast<size_t>(i)], Sched::DefaultToken(id, i));
   }
+}
+
+TEST(HostTier, WhatOneTransferHasNoRoomForFollowsWhenItSettled) {
+  Sched sched;
+  sched.blocks(320).host_blocks(320).model_len(2000).budget(2000);
+  sched.submit(Ask(1).prompt(1200).max_new(1)).run();  // 300 blocks, and nobody plans after it
+  int32_t num_stores = 0;
+  for (auto stores = sched.get().TakeTransfers(); !stores.empty();
+       stores = sched.get().TakeTransfers()) {
+    for (const Transfer& store : stores) Settle(sched, store, true);
+    num_stores += static_cast<int32_t>(stores.size());
+  }
+  EXPECT_GT(num_stores, 1);
+  EXPECT_EQ(sched.get().load().host_cached_blocks, 300);
+}
+
+TEST(HostTier, IsCountedByStateAndEmptyUnderNewWeights) {
+  Sched sched;
+  sched.blocks(8).host_blocks(6);
+  sched.submit(Ask(1).prompt(Tokens(9, 16)).max_new(1)).run();
+  const auto store = sched.get().TakeTransfers().at(0);
+  EXPECT_EQ(sched.get().load().host_reserved_blocks, 4);
+  EXPECT_EQ(sched.get().load().host_free_blocks, 2);
+  Settle(sched, store, true);
+  EXPECT_EQ(sched.get().load().host_cached_blocks, 4);
+  EXPECT_EQ(sched.get().load().host_reserved_blocks, 0);
+  ASSERT_TRUE(sched.get().SetWeightVersion(1).ok());
+  EXPECT_EQ(sched.get().load().host_cached_blocks, 0);
+  EXPECT_EQ(sched.get().load().host_free_blocks, 6);
+  sched.get().CheckInvariants();
+  sched.submit(Ask(2).prompt(Tokens(9, 18)).max_new(1)).run();
+  EXPECT_EQ(sched.cached(2), 0);
 }
 
 // A host tier that has 16 tokens of family 9, which the device has lost again; request 3 wants 18.

@@ -67,6 +67,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "tokenspeed.models": {"tokenspeed.config", "tokenspeed.layers", "tokenspeed.parallel", "tokenspeed.weights"},
     "tokenspeed.sampling": {"tokenspeed_kernel.api", "tokenspeed.config"},
     "tokenspeed.grammar": {"tokenspeed.config"},
+    "tokenspeed.kvstore": {"tokenspeed_kernel.api", "tokenspeed.config"},
     "tokenspeed.engine": {
         "tokenspeed_kernel.api",
         "tokenspeed_kernel._cpu",
@@ -74,6 +75,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "tokenspeed_cc",
         "tokenspeed.config",
         "tokenspeed.grammar",
+        "tokenspeed.kvstore",
         "tokenspeed.layers",
         "tokenspeed.models",
         "tokenspeed.observability",

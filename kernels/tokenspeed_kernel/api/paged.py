@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operations on the paged KV cache: write, attend, copy blocks.
+"""Operations on the paged KV cache: write, attend, copy and move blocks.
 
 A layer's cache is two tensors [num_blocks, Hk, block_size, D]; for latent attention it is one of
 [num_blocks, block_size, W]. The slot of a token is block * block_size + offset.
@@ -138,3 +138,18 @@ def copy_blocks(caches: list[torch.Tensor], pairs: torch.Tensor) -> None:
         by_dtype.setdefault(plain.dtype, []).append(plain)
     for dtype, group in by_dtype.items():
         solve(ops.KVCACHE_COPY_BLOCKS, group[0].device.type, dtype)(group, pairs)
+
+
+def move_blocks(caches: list[torch.Tensor], packed: torch.Tensor, pairs: torch.Tensor, to_packed: bool) -> None:
+    """Copy blocks of every cache to, or from, rows that hold a block of all of them, as a host tier keeps them.
+
+    caches: contiguous tensors [num_blocks, ...] on one device, the bytes of a block a multiple of 8 in each.
+    packed: uint8 [num_rows, W], W the bytes of a block over all caches, one behind the other in their order. In the
+        same memory, or in memory of the host that the device can reach.
+    pairs: int32 [C, 2], (block, row), on the caches' device. What is written is distinct.
+    to_packed: whether blocks go into rows, or come out of them.
+    """
+    if not pairs.shape[0]:
+        return
+    views = [cache.view(cache.shape[0], -1).view(torch.uint8) for cache in caches]
+    solve(ops.KVCACHE_MOVE_BLOCKS, views[0].device.type, torch.uint8)(views, packed, pairs, to_packed)

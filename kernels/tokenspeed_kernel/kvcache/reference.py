@@ -51,3 +51,18 @@ def copy_blocks(caches: list[torch.Tensor], pairs: torch.Tensor) -> None:
     source, target = pairs[:, 0].long(), pairs[:, 1].long()
     for cache in caches:
         cache[target] = cache[source]
+
+
+@kernel("kvcache.move_blocks", name="reference", needs=anywhere(), dtypes=(torch.uint8,), band=Band.REFERENCE)
+def move_blocks(caches: list[torch.Tensor], packed: torch.Tensor, pairs: torch.Tensor, to_packed: bool) -> None:
+    """One cache after the other, in words of eight bytes."""
+    blocks, rows = pairs[:, 0].long(), pairs[:, 1].long().to(packed.device)
+    at = 0
+    for cache in caches:
+        part = packed[:, at : at + cache.shape[1]].view(torch.int64)
+        words = cache.view(torch.int64)
+        if to_packed:
+            part.index_copy_(0, rows, words.index_select(0, blocks).to(part.device))
+        else:
+            words.index_copy_(0, blocks, part.index_select(0, rows).to(words.device))
+        at += cache.shape[1]

@@ -19,6 +19,7 @@ from tokenspeed_kernel.attention.triton_mla import latent_kernel
 from tokenspeed_kernel.attention.triton_paged import decode_kernel, merge_kernel, num_splits, prefill_kernel
 from tokenspeed_kernel.gemm.triton_invariant import Tile, invariant_linear_kernel, tile_for
 from tokenspeed_kernel.gemm.triton_scaled import scaled_embedding_kernel, scaled_linear_kernel
+from tokenspeed_kernel.kvcache.triton_move import move_blocks_kernel
 from tokenspeed_kernel.kvcache.triton_store import store_kv_kernel, store_latent_kernel
 from tokenspeed_kernel.moe.triton_experts import (
     aligned_parts,
@@ -261,6 +262,16 @@ BUILDS = {
         {**dict.fromkeys(("latent", "key"), "*bf16"), "cache": "*u8", "slot_mapping": "*i64"},
         {"FP8": True, "BLOCK": 512},
         2,
+    ),
+    "move blocks to the host": Build(
+        move_blocks_kernel,
+        {**dict.fromkeys(("cache", "packed"), "*i64"), "pairs": "*i32"},
+        {"TO_PACKED": True, "BLOCK": 2048},
+    ),
+    "move blocks from the host": Build(
+        move_blocks_kernel,
+        {**dict.fromkeys(("cache", "packed"), "*i64"), "pairs": "*i32"},
+        {"TO_PACKED": False, "BLOCK": 2048},
     ),
     "store, fp8 with scales": Build(
         store_kv_kernel,

@@ -180,6 +180,18 @@ def _copy_blocks(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
     yield Case("kvcache.copy_blocks", "three pairs, three caches", dtype, (caches, pairs), mutated=(0,))
 
 
+def _move_blocks(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    def noise(rows: int, width: int) -> torch.Tensor:
+        return torch.randint(0, 256, (rows, width), generator=generator, dtype=dtype)
+
+    widths = (16, 24 * 64, 8 * 2100)  # scales, a small cache, one of more than a piece
+    pairs = torch.tensor([[1, 4], [3, 0], [5, 2]], dtype=torch.int32)
+    for to_packed, written in ((True, 1), (False, 0)):
+        caches, packed = [noise(6, width) for width in widths], noise(5, sum(widths))
+        label = "three caches to rows" if to_packed else "three caches from rows"
+        yield Case("kvcache.move_blocks", label, dtype, (caches, packed, pairs, to_packed), mutated=(written,))
+
+
 ROUTINGS = {
     "softmax": Routing(8, 2),
     "softmax, kept sums": Routing(60, 4, renormalize=False, scale=1.5),
@@ -312,6 +324,7 @@ _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "kvcache.store": _store_kv,
     "kvcache.store_latent": _store_latent,
     "kvcache.copy_blocks": _copy_blocks,
+    "kvcache.move_blocks": _move_blocks,
     "moe.route": _route,
     "moe.experts": _experts,
     "sampling.penalties": sampling_cases.penalties,

@@ -53,7 +53,8 @@ _BY_OP = {
 }
 
 _EXACT = Tolerance(0.0, 0.0)
-_EXACT_OPS = {"kvcache.store", "kvcache.store_latent", "kvcache.copy_blocks", "gemm.embedding", "sampling.sample"}
+_CACHE_OPS = {"kvcache.store", "kvcache.store_latent", "kvcache.copy_blocks", "kvcache.move_blocks"}
+_EXACT_OPS = _CACHE_OPS | {"gemm.embedding", "sampling.sample"}
 
 
 def tolerance(op: str, dtype: torch.dtype) -> Tolerance:

@@ -49,6 +49,7 @@ ROPE_NORM_STORE = declare_op(
 KVCACHE_STORE = declare_op("kvcache.store", ("head_dim", "block_size", "kv_dtype"), "write keys and values to slots")
 KVCACHE_STORE_LATENT = declare_op("kvcache.store_latent", ("kv_dtype",), "write latents and rotated keys to slots")
 KVCACHE_COPY_BLOCKS = declare_op("kvcache.copy_blocks", (), "copy whole blocks within caches")
+KVCACHE_MOVE_BLOCKS = declare_op("kvcache.move_blocks", (), "copy whole blocks of all caches to or from packed ones")
 SAMPLING_PENALTIES = declare_op("sampling.penalties", (), "repetition, frequency and presence penalties in place")
 SAMPLING_TOKEN_MASK = declare_op("sampling.token_mask", (), "bar the tokens whose bit is not set, in place")
 SAMPLING_SAMPLE = declare_op("sampling.sample", (), "temperature, top-k, top-p, min-p, seeded Gumbel-max")

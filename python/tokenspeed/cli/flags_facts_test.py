@@ -34,6 +34,7 @@ OTHER_DEFAULTS = {
     "--grammar-compile-max-retries": ("0", "what took too long takes too long again"),
     "--reasoning-parser": ("auto", "by the template"),
     "--rl-control-host": ("127.0.0.1", "said instead of implied"),
+    "--kvstore-ratio": ("-", "memory of the host is taken when it is asked for"),
     "--disable-replay-ssm": ("off", "there is nothing to replay"),
     "--disable-prefix-caching": ("off", "the facts show its target's"),
     "--disable-weight-loader-prefetch-checkpoints": ("off", "the facts show its target's"),

@@ -145,7 +145,27 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "Tokens in a KV block, a power of two from 8 to 256.",
         target="block_size",
     ),
-    _flag("--disable-kvstore", "switch", False, _DEVICE, "No host or remote tier for KV blocks. There is none yet."),
+    _flag(
+        "--kvstore-ratio",
+        "float",
+        None,
+        _DEVICE,
+        "Host memory for KV blocks that the device has no room for, as a multiple of the device's pool; every rank has "
+        "its own. 0, or not given: none.",
+    ),
+    _flag(
+        "--kvstore-size", "float", 0, _DEVICE, "The same in GB (10^9 bytes) for each rank, instead of a ratio; 0: none."
+    ),
+    _flag(
+        "--kvstore-io-backend",
+        "str",
+        "kernel",
+        _DEVICE,
+        "How a GPU's blocks move. kernel: the GPU reads and writes host memory. direct: a copy for each piece. "
+        "A CPU has one way.",
+        ("kernel", "direct"),
+    ),
+    _flag("--disable-kvstore", "switch", False, _DEVICE, "No host memory for KV blocks, whatever the other flags say."),
     _flag("--enforce-eager", "switch", False, _MEMORY, "No CUDA graphs: every step is launched kernel by kernel."),
     _flag(
         "--max-cudagraph-capture-size",

@@ -19,7 +19,7 @@ _FUSION = "sums over ranks are NCCL's, and norms are kernels of their own"
 _SAMPLING = "every rank draws every token, from the same logits"
 _EXPERTS = "every rank holds a part of each expert: experts are split as other layers are"
 _GRAPHS = "prefill is captured by tokens, whatever the batch; see --prefill-graph-capture-token-sizes"
-_KVSTORE = "this release keeps KV blocks on the device only"
+_KVSTORE = "this release keeps KV blocks on the device and in host memory; see --kvstore-ratio"
 _PD = "this release serves prefill and decode in one engine"
 _RL = "this release has no control server for trainers"
 _SPECULATION = "this release has no speculative decoding"
@@ -137,9 +137,6 @@ _SPEC = (
 )
 
 _TIERS = (
-    _no("--kvstore-ratio", "float", 2.0, _KVSTORE, 0.0),
-    _no("--kvstore-size", "int", 0, _KVSTORE),
-    _no("--kvstore-io-backend", "str", "kernel", _KVSTORE),
     _no("--kvstore-storage-backend", "str", None, _KVSTORE),
     _no("--kvstore-storage-backend-extra-config", "str", None, _KVSTORE),
     _no("--disaggregation-mode", "str", "null", _PD),

@@ -42,7 +42,7 @@ class Hardware:
 def detect() -> Hardware:
     """Look at the machine; takes milliseconds."""
     flashinfer = importlib.util.find_spec("flashinfer") is not None
-    return Hardware(_num_cpus(), _available_ram_bytes(), _gpus(), torch_cuda_version(), flashinfer)
+    return Hardware(_num_cpus(), available_ram_bytes(), _gpus(), torch_cuda_version(), flashinfer)
 
 
 def torch_cuda_version() -> str | None:
@@ -64,7 +64,8 @@ def _num_cpus() -> int:
     return usable
 
 
-def _available_ram_bytes() -> int:
+def available_ram_bytes() -> int:
+    """What may be taken now without swapping, under the container's limit."""
     available = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):

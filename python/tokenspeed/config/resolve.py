@@ -18,6 +18,7 @@ from tokenspeed.config.operations import OperationsConfig, operations_of
 from tokenspeed.config.parallel import ParallelConfig, parallel_of, replica_values
 from tokenspeed.config.quantization import GGUF_TYPES, QuantGroup, Quantization
 from tokenspeed.config.sampling import preferred_params
+from tokenspeed.config.tier import TierConfig, tier_of
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
@@ -196,6 +197,7 @@ class Config:
     loader: LoaderConfig
     kv_cache: KVCacheConfig
     memory: MemoryConfig
+    tier: TierConfig | None
     scheduler: SchedulerLimits
     graphs: GraphConfig
     sampling: SamplingConfig
@@ -229,6 +231,7 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
         loader=_loader(raw, model),
         kv_cache=_kv_cache(raw, dtype, on_cpu),
         memory=_memory(raw, on_cpu),
+        tier=tier_of(raw),
         scheduler=scheduler,
         graphs=_graphs(raw, on_cpu, scheduler),
         sampling=SamplingConfig(raw["enable_nan_detection"], _at_least(raw, "input_logprob_chunk_tokens", 1)),
@@ -328,13 +331,10 @@ def _loader(raw: Mapping[str, Any], model: ModelFacts) -> LoaderConfig:
     load_format, extra = raw["load_format"], json_object(raw, "model_loader_extra_config")
     if bool(extra) != (load_format == "extensible"):
         raise FlagError("--model-loader-extra-config", "goes with --load-format extensible, and that needs it")
-    threads = 0 if raw["disable_weight_loader_prefetch_checkpoints"] else _prefetch_threads(raw)
+    threads = _within(raw, "weight_loader_prefetch_num_threads", 0, 256)
+    threads = 0 if raw["disable_weight_loader_prefetch_checkpoints"] else threads
     quantization = _quantization(raw["quantization"], model.quantization)
     return LoaderConfig(load_format, raw["tokenizer"], quantization, extra, threads)
-
-
-def _prefetch_threads(raw: Mapping[str, Any]) -> int:
-    return _within(raw, "weight_loader_prefetch_num_threads", 0, 256)
 
 
 def _quantization(flag: str | None, stored: Quantization | None) -> Quantization | None:

@@ -46,11 +46,12 @@ from tokenspeed.engine.new_weights import NewWeights, WeightsFrom
 from tokenspeed.engine.nodes import RankDoor, model_facts
 from tokenspeed.engine.operations import Operations
 from tokenspeed.engine.ports import EnginePorts
-from tokenspeed.engine.ranks import ALONE, Ranks, first
+from tokenspeed.engine.ranks import Alone, Ranks, first
 from tokenspeed.engine.records import RequestTable
 from tokenspeed.engine.runner import NOTHING_CAPTURED, ModelRunner
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.step_metrics import StepMetrics
+from tokenspeed.engine.tier_start import StartedTier, num_host_blocks, start_tier
 from tokenspeed.engine.warmup import warm_up
 from tokenspeed.grammar import GrammarCompiler
 from tokenspeed.layers.cache import LayerCache, total_block_bytes
@@ -84,6 +85,7 @@ class EngineCore:
     ports: EnginePorts
     kv_feed: KvFeed
     kv_events: KvPublisher | None
+    tier: StartedTier | None
     ranks: Ranks
 
     def close(self) -> None:
@@ -92,6 +94,8 @@ class EngineCore:
         self.loop.after_turn = nothing
         self.ranks.close()
         self.executor.close()
+        if self.tier is not None:
+            self.tier.close()
         self.late_compiles.stop()
         self.grammars.close()
         self.ports.close()
@@ -111,7 +115,7 @@ def start(
             "--data-parallel-size", "a process has one replica: `ts serve` starts them all, --data-parallel-rank one"
         )
     if config.parallel.tensor_size == 1:
-        return build(config, source, model_config, hardware, progress, ALONE)
+        return build(config, source, model_config, hardware, progress, Alone())
     # Every rank draws the seeds that requests do not bring, so all begin at one number.
     seed = secrets.randbits(63) if config.admission.seed is None else config.admission.seed
     config = replace(config, admission=replace(config.admission, seed=seed))
@@ -181,7 +185,8 @@ def build(
         progress("capturing decode steps")
         started = _start_gpu(config, model, layers, sampler, state, ranks)
         caches, num_blocks, captured = started.caches, started.num_blocks, started.captured
-    scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks))
+    host_blocks = num_host_blocks(config, num_blocks, layers, ranks)
+    scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks, host_blocks))
     runner = ModelRunner(
         model,
         sampler,
@@ -205,6 +210,10 @@ def build(
         config.scheduler.overlap_depth,
     )
     loop.mirror = ranks.mirror
+    tier = None
+    if config.tier is not None:
+        tier = start_tier(config.tier, host_blocks, caches, scheduler, ranks, loop.log)
+        loop.tier = tier.end
     loop.profiler.rank = f"dp{config.parallel.data_rank}-tp{ranks.group.rank}"
     loop.log.muted = not ranks.leads
     try:
@@ -249,10 +258,10 @@ def build(
         new_weights,
     )
     loop.after_turn = _after_turn(operations, kv_feed, ranks)
-    facts = _facts(config, num_blocks)
+    facts = _facts(config, num_blocks, host_blocks)
     ports = EnginePorts(config.operations, metrics, operations, facts)
     return EngineCore(
-        config, loop, executor, num_blocks, late_compiles, grammars, operations, ports, kv_feed, kv_events, ranks
+        config, loop, executor, num_blocks, late_compiles, grammars, operations, ports, kv_feed, kv_events, tier, ranks
     )
 
 
@@ -276,7 +285,7 @@ def _after_turn(operations: Operations, kv_feed: KvFeed, ranks: Ranks) -> Callab
     return after_turn
 
 
-def _facts(config: Config, num_blocks: int) -> dict[str, Any]:
+def _facts(config: Config, num_blocks: int, host_blocks: int) -> dict[str, Any]:
     """What /get_server_info tells of an engine."""
     limits = config.scheduler
     return {
@@ -284,6 +293,7 @@ def _facts(config: Config, num_blocks: int) -> dict[str, Any]:
         "device": config.device.device,
         "dtype": config.device.dtype,
         "num_blocks": num_blocks - 1,
+        "num_host_blocks": host_blocks,
         "block_size": limits.block_size,
         "max_total_num_tokens": (num_blocks - 1) * limits.block_size,
         "max_model_len": limits.max_model_len,
@@ -339,7 +349,9 @@ def release_memory(device: DeviceConfig) -> None:
     torch.cuda.empty_cache()
 
 
-def scheduler_config(limits: SchedulerLimits, num_blocks: int) -> tokenspeed_cc.SchedulerConfig:
+def scheduler_config(
+    limits: SchedulerLimits, num_blocks: int, host_blocks: int = 0
+) -> tokenspeed_cc.SchedulerConfig:
     return tokenspeed_cc.SchedulerConfig(
         num_blocks=num_blocks,
         block_size=limits.block_size,
@@ -352,6 +364,7 @@ def scheduler_config(limits: SchedulerLimits, num_blocks: int) -> tokenspeed_cc.
         max_decode_gap_tokens=limits.max_decode_gap_tokens,
         enable_prefix_caching=limits.enable_prefix_caching,
         eos_token_ids=list(limits.eos_token_ids),
+        num_host_blocks=host_blocks,
     )
 
 

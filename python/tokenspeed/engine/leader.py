@@ -33,12 +33,14 @@ from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.resolve import Config, DeviceConfig
 from tokenspeed.engine.admission import Grammars
+from tokenspeed.engine.arrivals import Arrivals
 from tokenspeed.engine.errors import EngineFault, OutOfMemory
 from tokenspeed.engine.messages import Command
 from tokenspeed.engine.rank_link import Kind, LinkLost, Orders, ReportReader
 from tokenspeed.engine.ranks import Choose
 from tokenspeed.engine.turns import Digest, Operation, Turn, Verdict, for_others
 from tokenspeed.grammar import GrammarCompiler
+from tokenspeed.kvstore import Moved
 from tokenspeed.parallel.join import START_LIMIT_S, Meeting, Opened, join
 from tokenspeed_cc import Plan
 
@@ -94,6 +96,7 @@ class Leader:
         self._lost = threading.Event()
         self._noticed = threading.Event()
         self._closing = False
+        self.transfers = Arrivals(len(self._peers) + 1, self.check)
         self._num_in_flight = 0
         self._progress_s = time.monotonic()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -180,9 +183,9 @@ class Leader:
     def operated(self, name: str, *arguments: Any) -> None:
         self._send(Kind.OPERATION, Operation(name, arguments))
 
-    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict]) -> None:
+    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict], moved: Sequence[Moved]) -> None:
         told = for_others(commands)
-        self._send(Kind.TURN, Turn(told, verdicts) if told or verdicts else None)
+        self._send(Kind.TURN, Turn(told, verdicts, moved) if told or verdicts or moved else None)
 
     def planned(self, plan: Plan) -> None:
         self._digest.planned(plan)
@@ -231,6 +234,8 @@ class Leader:
                 self._lose(kind(text) if kind else _flag_error(report) or EngineFault(f"rank {peer.rank}: {text}"))
             elif "at" in report:
                 self._values.put((peer.rank, report["at"], report["value"]))
+            elif "moved" in report:
+                self.transfers.add_of(peer.rank, Moved(report["moved"], report["ok"]))
 
     def _check_clocks(self, now_s: float) -> None:
         for peer in self._peers:

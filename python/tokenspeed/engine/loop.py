@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,9 @@ from tokenspeed.engine.prompt_scores import PromptRow
 from tokenspeed.engine.records import RequestRecord, RequestTable
 from tokenspeed.engine.runner import NewSlot, StepWork
 from tokenspeed.engine.step_log import StepLog
+from tokenspeed.engine.tier import NO_TIER, Tier
 from tokenspeed.engine.turns import Mirror, NoMirror
+from tokenspeed.kvstore import Moved
 from tokenspeed.sampling import RowFailure
 from tokenspeed_cc import Plan, Scheduler
 
@@ -75,6 +77,8 @@ class EngineLoop:
         """Called at the end of every turn; set before the first one only."""
         self.mirror: Mirror = NoMirror()
         """Who tells the other ranks; set before the first turn only."""
+        self.tier: Tier = NO_TIER
+        """Where blocks go that the device has no room for; set before the first turn only."""
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Step until `stopped()`; then settle what is in flight. Raises EngineFault."""
@@ -86,11 +90,15 @@ class EngineLoop:
         commands = self.frontend.drain(self._patience_s())
         self._admit(commands)
         compiled = self._admission.take_compiled()
-        if commands or compiled or self._in_flight or self.scheduler.has_work():
-            self.mirror.turn(commands, [done.verdict for done in compiled])
+        moved = self.tier.take()
+        if commands or compiled or moved or self._in_flight or self.scheduler.has_work():
+            self.mirror.turn(commands, [done.verdict for done in compiled], moved)
+        self._settle_transfers(moved)
         for record, rejection in self._admission.queue_compiled(compiled):
             self._outputs.add_unqueued_refusal(record, rejection)
         launched = self._launch()
+        if not launched and not self._in_flight:
+            self.tier.wait()  # blocks on their way are all that requests can wait for
         while len(self._in_flight) > self._overlap_depth or (self._in_flight and not launched):
             self._settle()
             launched = True  # what settled may have made room: plan again before waiting for more
@@ -141,6 +149,9 @@ class EngineLoop:
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache; False while requests hold blocks."""
+        while self.tier.is_busy:  # who ended has been answered, and his blocks may still be on their way to the host
+            self.tier.wait()
+            self.settle_transfers(self.tier.take())
         self.mirror.operated("flush_cache")
         return self.scheduler.flush_cache()
 
@@ -148,6 +159,16 @@ class EngineLoop:
         """Share no prefix with what was computed before."""
         self.mirror.operated("set_weight_version", version)
         self.scheduler.set_weight_version(version)
+
+    def settle_transfers(self, moved: Sequence[Moved]) -> None:
+        """Take the ends of copies between two turns, on every rank."""
+        if moved:
+            self.mirror.operated("settle_transfers", moved)
+            self._settle_transfers(moved)
+
+    def _settle_transfers(self, moved: Sequence[Moved]) -> None:
+        self.tier.settle(moved)
+        self._load_is_due |= bool(moved) and not self.scheduler.has_work()
 
     def name_weights(self, name: str) -> None:
         """What results say they were served under, from now on; those that are there keep the old name."""
@@ -166,7 +187,7 @@ class EngineLoop:
 
     def _patience_s(self) -> float:
         """How long to wait for commands: not at all while there is work."""
-        if self._in_flight or (self.scheduler.has_work() and not self._held_back):
+        if self._in_flight or (self.scheduler.has_work() and not self._held_back) or self.tier.is_busy:
             return 0.0
         if self._held_back:
             return PAUSED_WAIT_S
@@ -219,9 +240,11 @@ class EngineLoop:
             return False  # a planner that is not asked is the same on every rank
         begun_s = time.perf_counter()
         plan = self.scheduler.plan()
+        self.tier.launch()
         if plan is None:
             self._held_back = self._paused and not self._in_flight and self.scheduler.has_work()
-            if not self._in_flight and self.scheduler.has_work() and not self._paused:
+            stuck = not self._in_flight and not self.tier.is_busy
+            if stuck and self.scheduler.has_work() and not self._paused:
                 raise EngineFault("requests are waiting, nothing is in flight, and no step can be planned")
             return False
         self._held_back = False
@@ -266,6 +289,7 @@ class EngineLoop:
         for row, why in tokens.failures:
             self._fail(int(plan.request_ids[row]), why)
         outcome = self.scheduler.advance(plan.step_id, tokens.token_ids, tokens.num_tokens)
+        self.tier.launch()
         self._outputs.add_prompt_pieces(tokens.prompt_pieces)
         self._outputs.add_step(outcome, tokens)
         self.log.settled(plan, outcome, tokens.num_tokens)

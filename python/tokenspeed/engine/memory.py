@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 
 from tokenspeed.config.resolve import MemoryConfig, SchedulerLimits
+from tokenspeed.config.tier import TierConfig
 from tokenspeed.engine.errors import OutOfMemory
 
 logger = logging.getLogger("tokenspeed.engine")
@@ -89,3 +90,23 @@ def cpu_free_bytes(available_bytes: int, share: float) -> int:
 def gpu_free_bytes(parts: GpuParts, share: float) -> int:
     """What is left of `share` of the GPU beside everything in use now and the widest step's activations."""
     return int(parts.total_bytes * share) - parts.used_bytes - parts.activation_bytes
+
+
+def num_host_blocks(config: TierConfig, num_blocks: int, block_bytes: int, available_bytes: int) -> int:
+    """Blocks of the host tier of one rank.
+
+    num_blocks: of the device's pool, block 0 included. available_bytes: of host memory, for this rank.
+    Raises OutOfMemory when not even one block fits, or more is asked for than there is.
+    """
+    if config.num_bytes is None:
+        wanted, asked = int(config.ratio * (num_blocks - PADDING_BLOCKS)), f"{config.ratio:g} times the device's pool"
+    else:
+        wanted, asked = config.num_bytes // block_bytes, f"{config.num_bytes / 1e9:g} GB"
+    if wanted < 1:
+        raise OutOfMemory(f"{config.sizing_flag}: {asked} has no room for a KV block ({block_bytes / 2**20:.1f} MiB)")
+    if wanted * block_bytes > available_bytes:
+        raise OutOfMemory(
+            f"{config.sizing_flag}: {asked} is {wanted * block_bytes / 2**30:.1f} GiB of host memory for each rank, "
+            f"and {max(available_bytes, 0) / 2**30:.1f} GiB are available for it; lower it"
+        )
+    return wanted

@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 
 from tokenspeed.config.resolve import MemoryConfig, SchedulerLimits
+from tokenspeed.config.tier import TierConfig
 from tokenspeed.engine.errors import OutOfMemory
-from tokenspeed.engine.memory import GpuParts, cpu_free_bytes, gpu_free_bytes, num_kv_blocks
+from tokenspeed.engine.memory import GpuParts, cpu_free_bytes, gpu_free_bytes, num_host_blocks, num_kv_blocks
 
 LIMITS = SchedulerLimits(16, 4, 256, 512, True, 1, 256, True, ())
 BLOCK_BYTES = 16 * 1024
@@ -57,3 +58,27 @@ def test_a_full_gpu_is_told_what_takes_the_room() -> None:
     parts = GpuParts(total_bytes=140 * 2**30, used_bytes=130 * 2**30, activation_bytes=9 * 2**30)
     with pytest.raises(OutOfMemory, match=r"--gpu-memory-utilization.*130.0 GiB are in use and a full step takes 9.0"):
         num_kv_blocks(MemoryConfig(16, 0.98, None, None), LIMITS, BLOCK_BYTES, gpu_free_bytes(parts, 0.98), parts)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "num_bytes", "expected"),
+    [(2.0, None, 20), (0.55, None, 5), (2.0, 7 * BLOCK_BYTES + 9, 7), (0.0, BLOCK_BYTES, 1)],
+)
+def test_the_host_has_a_multiple_of_the_device_or_as_many_bytes_as_asked(
+    ratio: float, num_bytes: int | None, expected: int
+) -> None:
+    assert num_host_blocks(TierConfig(ratio, num_bytes, True), 11, BLOCK_BYTES, 10**9) == expected
+
+
+@pytest.mark.parametrize(
+    ("ratio", "num_bytes", "available", "why"),
+    [
+        (0.05, None, 10**9, r"--kvstore-ratio: 0\.05 times the device's pool has no room for a KV block \(0\.0 MiB\)"),
+        (0.0, 1000, 10**9, r"--kvstore-size: 1e-06 GB has no room for a KV block"),
+        (1.0, None, 10 * BLOCK_BYTES - 1, "--kvstore-ratio: 1 times .* of host memory for each rank, and 0.0 GiB are"),
+        (0.0, 10**9, -5, "--kvstore-size: 1 GB is 0.9 GiB of host memory for each rank, and 0.0 GiB are available"),
+    ],
+)
+def test_a_host_with_no_room_names_the_flag(ratio: float, num_bytes: int | None, available: int, why: str) -> None:
+    with pytest.raises(OutOfMemory, match=why):
+        num_host_blocks(TierConfig(ratio, num_bytes, True), 11, BLOCK_BYTES, available)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What an engine asks of the ranks it shares a model with, while it is built and while it runs.
 
-`ALONE` is an engine of one rank, `leader.Leader` the first of several, `follower.Follower` any other. All ranks make
+`Alone` is an engine of one rank, `leader.Leader` the first of several, `follower.Follower` any other. All ranks make
 the same calls in the same order.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tokenspeed.engine.admission import Grammars
+from tokenspeed.engine.arrivals import Arrivals, Transfers
 from tokenspeed.engine.turns import Mirror, NoMirror
 from tokenspeed.grammar import GrammarCompiler
 from tokenspeed.parallel import Group
@@ -25,6 +26,10 @@ class Ranks(Protocol):
     def group(self) -> Group: ...
     @property
     def mirror(self) -> Mirror: ...
+    @property
+    def transfers(self) -> Transfers:
+        """Where carriers of KV blocks say what is over, and the loop hears it."""
+
     @property
     def leads(self) -> bool:
         """Whether requests and operators come here."""
@@ -62,6 +67,9 @@ class Alone:
     mirror = NoMirror()
     leads = True
 
+    def __init__(self) -> None:
+        self.transfers = Arrivals(1, self.check)
+
     def agree(self, what: str, value: Any, choose: Choose) -> Any:
         return choose([value])
 
@@ -82,9 +90,6 @@ class Alone:
 
     def close(self) -> None:
         return
-
-
-ALONE = Alone()
 
 
 def first(values: Sequence[Any]) -> Any:

@@ -126,6 +126,15 @@ class StepLog:
         if why is NUMERICAL_ERROR and not self.muted:
             self._metrics.metrics.nan_aborted()
 
+    def moved(self, direction: str, num_bytes: int | None) -> None:
+        """A transfer of KV between tiers is over; None: it failed."""
+        if self.muted:
+            return
+        if num_bytes is None:
+            self._metrics.metrics.transfer_failed(direction)
+        else:
+            self._metrics.metrics.blocks_moved(direction, num_bytes)
+
     def aborting_all(self, reason: str) -> None:
         logger.warning("aborting %d requests: %s", len(self._requests), reason)
 

@@ -48,7 +48,10 @@ class StepMetrics:
         for request_id in plan.new_slot_request_ids.tolist():
             counters = self._scheduler.stats(request_id)
             if not counters.num_retractions:  # who comes back had its hits counted
-                self.metrics.prompt_tokens_from("device_hit", counters.cached_tokens)
+                elsewhere = counters.host_tokens + counters.store_tokens
+                self.metrics.prompt_tokens_from("device_hit", counters.cached_tokens - elsewhere)
+                self.metrics.prompt_tokens_from("host_hit", counters.host_tokens)
+                self.metrics.prompt_tokens_from("store_hit", counters.store_tokens)
 
     def settled(self, plan: Plan, outcome: OutcomeView) -> None:
         """Count a step's tokens and the time since its requests were last heard of."""
@@ -66,6 +69,7 @@ class StepMetrics:
         load = self._scheduler.load()
         waiting = load.num_waiting + num_compiling
         since_ts = self._requests.oldest_waiting_ts() if waiting else None
+        self.metrics.host_blocks_changed(load.host_cached_blocks, load.host_reserved_blocks, load.host_free_blocks)
         self.metrics.load_changed(
             LoadSample(load.num_running, waiting, load.active_blocks, load.cached_blocks, load.free_blocks, since_ts)
         )

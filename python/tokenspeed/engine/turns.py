@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """What makes the ranks of one engine plan the same steps: the first rank's turns, told to the others in order.
 
-Scheduler, loop and sampler are functions of what they are told: commands, which grammars are compiled by when, and what
-operators did between two turns. The first rank decides all three by its clock and its sockets and says so before it
-plans; the others repeat it. So requests cross between ranks and plans never do. Both sides keep a `Digest` of what they
-planned and drew, and the one of the turns before travels with each turn.
+Scheduler, loop and sampler are functions of what they are told: commands, which grammars are compiled by when, which
+copies of KV are over, and what operators did between two turns. The first rank decides all of it by its clock and its
+sockets and says so before it plans; the others repeat it. So requests cross between ranks and plans never do. Both
+sides keep a `Digest` of what they planned and drew, and the one of the turns before travels with each turn.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Control
+from tokenspeed.kvstore import Moved
 from tokenspeed_cc import Plan
 
 
@@ -33,10 +34,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn of the loop that has anything to do: what arrived, and what is known of constraints by now."""
+    """A turn of the loop that has anything to do: what arrived, what is known of constraints by now, and which copies
+    of KV are over on all ranks."""
 
     commands: Sequence[Command]
     verdicts: Sequence[Verdict]
+    moved: Sequence[Moved]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Mirror(Protocol):
     def operated(self, name: str, *arguments: Any) -> None:
         """A method of the loop is being called between two turns."""
 
-    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict]) -> None:
+    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict], moved: Sequence[Moved]) -> None:
         """A turn is about to plan."""
 
     def planned(self, plan: Plan) -> None: ...
@@ -67,7 +70,7 @@ class NoMirror:
     def operated(self, name: str, *arguments: Any) -> None:
         return
 
-    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict]) -> None:
+    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict], moved: Sequence[Moved]) -> None:
         return
 
     def planned(self, plan: Plan) -> None:

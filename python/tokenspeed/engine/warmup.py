@@ -57,9 +57,9 @@ def warm_up(loop: EngineLoop, config: Config) -> None:
         _run(loop, config, [chunk, min(chunk + 1, longest)], _VARIANTS)
     else:
         _run(loop, config, [min(20 + index, longest) for index in range(min(3, limits.max_num_seqs))], _VARIANTS)
-    loop.log.muted = False
     if not loop.flush_cache():
         raise EngineFault("warm-up left blocks held")
+    loop.log.muted = False
     logger.debug("warm-up took %.2f s", time.monotonic() - started_s)
 
 

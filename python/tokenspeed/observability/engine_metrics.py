@@ -36,6 +36,9 @@ STEP_PARTS = ("plan", "launch", "device", "settle")
 SOURCES = ("computed", "device_hit", "host_hit", "store_hit")
 """Where the KV of prompt tokens came from."""
 BLOCK_STATES = ("active", "cached", "free")
+HOST_BLOCK_STATES = ("cached", "copying", "free")
+MOVES = ("to_host", "to_device")
+"""Ways that KV blocks go between the device and the host tier."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,18 @@ class EngineMetrics:
             registry=self.registry,
         )
         self._sources = {source: sources.labels(*self._values, source) for source in SOURCES}
-        blocks = Gauge("tokenspeed:kv_blocks", "KV blocks by state.", (*LABELS, "state"), registry=self.registry)
+        by_state = (*LABELS, "state")
+        blocks = Gauge("tokenspeed:kv_blocks", "KV blocks by state.", by_state, registry=self.registry)
         self._blocks = {state: blocks.labels(*self._values, state) for state in BLOCK_STATES}
+        host = Gauge("tokenspeed:kv_host_blocks", "Blocks of the host tier by state.", by_state, registry=self.registry)
+        self._host_blocks = {state: host.labels(*self._values, state) for state in HOST_BLOCK_STATES}
+        way = (*LABELS, "direction")
+        moved = Counter("tokenspeed:kv_moved_bytes", "Bytes of KV moved between tiers.", way, registry=self.registry)
+        failed = Counter(
+            "tokenspeed:kv_transfer_failures", "Transfers of KV between tiers that failed.", way, registry=self.registry
+        )
+        self._moved = {move: moved.labels(*self._values, move) for move in MOVES}
+        self._failed_moves = {move: failed.labels(*self._values, move) for move in MOVES}
         self._oldest_waiting_ts: float | None = None
         age = self._gauge("queue_age_seconds", "For how long the oldest request that never ran has waited.")
         age.set_function(self._queue_age_s)
@@ -129,6 +142,19 @@ class EngineMetrics:
         for state, count in zip(BLOCK_STATES, (load.active_blocks, load.cached_blocks, load.free_blocks)):
             self._blocks[state].set(count)
         self._oldest_waiting_ts = load.oldest_waiting_ts
+
+    def host_blocks_changed(self, cached: int, copying: int, free: int) -> None:
+        """Blocks of the host tier: kept for hits, being copied into, empty."""
+        for state, count in zip(HOST_BLOCK_STATES, (cached, copying, free)):
+            self._host_blocks[state].set(count)
+
+    def blocks_moved(self, direction: str, num_bytes: int) -> None:
+        """A transfer of KV is over; direction: one of MOVES."""
+        self._moved[direction].inc(num_bytes)
+
+    def transfer_failed(self, direction: str) -> None:
+        """A transfer of KV was of no use; direction: one of MOVES."""
+        self._failed_moves[direction].inc()
 
     def prompt_tokens_from(self, source: str, num_tokens: int) -> None:
         """Prompt tokens got their KV from one of SOURCES. Computing again after a retraction counts again."""

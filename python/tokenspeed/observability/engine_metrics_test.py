@@ -35,7 +35,14 @@ REFERENCE_NAMES = {
     "e2e_request_latency_seconds",
     "func_latency_seconds",
 }
-OURS = {"prompt_tokens_by_source", "kv_blocks", "queue_age_seconds"}
+OURS = {
+    "prompt_tokens_by_source",
+    "kv_blocks",
+    "kv_host_blocks",
+    "kv_moved_bytes",
+    "kv_transfer_failures",
+    "queue_age_seconds",
+}
 
 
 def scrape(metrics: EngineMetrics) -> dict[str, float]:
@@ -142,3 +149,15 @@ def test_late_compiles_nan_and_drafts_are_counted() -> None:
     assert seen["tokenspeed:spec_decode_num_drafts_total"] == 2
     assert seen["tokenspeed:spec_decode_num_draft_tokens_total"] == 8
     assert seen["tokenspeed:spec_decode_num_accepted_tokens_total"] == 5
+
+
+def test_the_host_tier_is_counted_by_state_and_its_traffic_by_direction() -> None:
+    metrics = EngineMetrics("m")
+    metrics.host_blocks_changed(cached=5, copying=2, free=9)
+    metrics.blocks_moved("to_host", 4096)
+    metrics.blocks_moved("to_host", 1024)
+    metrics.transfer_failed("to_device")
+    seen = scrape(metrics)
+    assert [seen[f"tokenspeed:kv_host_blocks {state}"] for state in ("cached", "copying", "free")] == [5, 2, 9]
+    assert [seen[f"tokenspeed:kv_moved_bytes_total {way}"] for way in ("to_host", "to_device")] == [5120, 0]
+    assert [seen[f"tokenspeed:kv_transfer_failures_total {way}"] for way in ("to_host", "to_device")] == [0, 1]

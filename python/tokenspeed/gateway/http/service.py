@@ -163,20 +163,16 @@ class Service:
 
     def attempt(self, run: _Run, number: int) -> Generation:
         """A fresh generation on the worker that the policy chooses. Raises `ApiError` 503 without one."""
-        choice = self.router.pick(run.asked, run.tried)
-        worker = choice.worker
-        self.metrics.worker_requested(worker.url, self.model.name)
-        self.metrics.worker_selected(worker.connection_mode, self.model.name, self.router.policy.name, choice.branch)
-        if choice.overlap is not None:
-            self.metrics.cache_matched(choice.overlap)
+        worker, branch = self.router.pick(run.asked, run.tried)
+        self.metrics.worker_requested(worker.url)
+        self.metrics.worker_selected(worker.connection_mode, self.model.name, self.router.policy.name, branch)
         engine = worker.lane.ready_response
         for column in run.job.handling.columns:
             if not engine.declares("TokenizedGenerateReqInput", column):
                 raise invalid(column, "unsupported_parameter", f"{column}: the engine behind this server lacks it")
         traced = engine.declares("TokenizedGenerateReqInput", "traceparent")
         traceparent = run.arrival.span.traceparent if traced else None
-        num_tokens = sum(map(len, run.job.prompts)) - choice.credit
-        return Generation(worker, run.job.requests(number, engine.max_model_len, traceparent), num_tokens)
+        return Generation(worker, run.job.requests(number, engine.max_model_len, traceparent))
 
     @contextmanager
     def judged(self, worker: Worker) -> Iterator[None]:
@@ -200,7 +196,7 @@ class Service:
         """What a retry loop of `job` asks and tells."""
         return RetryHooks(
             answered=answered,
-            on_retry=lambda attempt, pause_s: self.metrics.worker_retried(job.endpoint, attempt, pause_s),
+            on_retry=lambda: self.metrics.worker_retried(job.endpoint),
             on_exhausted=lambda: self.metrics.worker_retries_exhausted(job.endpoint),
         )
 

@@ -2,8 +2,7 @@
 """The retry policy: when a request is sent to an engine again, how often, after which pause.
 
 A request is retried only while nothing of an answer has reached the client, and only after a fault that is not the
-client's: the engine was lost, or refused with a status of `RETRYABLE_STATUSES`. Not after a call that took longer than
-it may: that is the request's answer. Pauses grow exponentially with
+client's: the engine was lost, or refused with a status of `RETRYABLE_STATUSES`. Pauses grow exponentially with
 jitter, so that the clients of one dead engine do not come back at the same instant. The seed was drawn before the
 first attempt, so a retry gives the text that the first attempt would have given.
 """
@@ -19,8 +18,6 @@ from typing import TypeVar
 from tokenspeed.gateway.http.errors import RETRYABLE_STATUSES, ApiError
 
 T = TypeVar("T")
-
-_FINAL_CODES = frozenset({"call_upstream_timeout"})
 
 
 @dataclass(frozen=True)
@@ -42,11 +39,10 @@ class RetryPolicy:
 
 @dataclass(frozen=True)
 class RetryHooks:
-    """`answered` tells whether the client has got something; the others are told what happens: `on_retry` the number
-    of the attempt that failed and the pause after it, in seconds."""
+    """`answered` tells whether the client has got something; the others are told what happens."""
 
     answered: Callable[[], bool]
-    on_retry: Callable[[int, float], None]
+    on_retry: Callable[[], None]
     on_exhausted: Callable[[], None]
 
 
@@ -57,13 +53,12 @@ async def with_retries(policy: RetryPolicy, hooks: RetryHooks, attempt: Callable
         try:
             return await attempt()
         except ApiError as error:
-            if hooks.answered() or error.status not in RETRYABLE_STATUSES or error.code in _FINAL_CODES:
+            if hooks.answered() or error.status not in RETRYABLE_STATUSES:
                 raise
             if number >= policy.max_attempts:
                 if policy.max_attempts > 1:
                     hooks.on_exhausted()
                 raise
-        pause_s = policy.backoff_s(number)
-        hooks.on_retry(number, pause_s)
-        await asyncio.sleep(pause_s)
+        hooks.on_retry()
+        await asyncio.sleep(policy.backoff_s(number))
         number += 1
