@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from tokenspeed.observability.histograms import Histograms
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -23,8 +26,7 @@ DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5
 TOKEN_LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 
 
-@dataclass(frozen=True)
-class RouteLabels:
+class RouteLabels(NamedTuple):
     """What identifies a kind of routed request.
 
     endpoint: "chat", "completions", "generate", ...; model: the served name, "other" for names nobody serves (a
@@ -44,8 +46,7 @@ class RouteLabels:
 ROUTE_LABELS = ("router_type", "backend_type", "connection_mode", "model", "endpoint")
 
 
-@dataclass(frozen=True)
-class RequestTimes:
+class RequestTimes(NamedTuple):
     """The course of one answered request, in seconds from its arrival at the gateway.
 
     first_token_s is None when no token came. num_output_tokens counts all choices.
@@ -71,12 +72,22 @@ class WorkerLoad:
         return self.num_active_blocks / self.num_total_blocks if self.num_total_blocks > 0 else 0.0
 
 
+class _Route:
+    """What is counted of one kind of routed request: its series, found once, and numbers since the last look."""
+
+    __slots__ = ("cached", "duration", "generation", "input", "output", "streams", "tpot", "ttft", "wholes")
+
+    def __init__(self) -> None:
+        self.streams = self.wholes = self.input = self.cached = self.output = 0
+
+
 class GatewayMetrics:
     """All collectors of one gateway process. Make one per process (or per test) and hand it down."""
 
     def __init__(self, duration_buckets_s: tuple[float, ...] = DURATION_BUCKETS_S) -> None:
         self.registry = CollectorRegistry()
-        self._series: dict[tuple[str, ...], Histogram] = {}
+        self._routes: dict[RouteLabels, _Route] = {}
+        self._num_active = 0
         self._counted: dict[tuple[Counter, tuple[str, ...]], float] = {}
         """What was counted since the last look, by counter and label values."""
         self._make_http(duration_buckets_s)
@@ -89,17 +100,20 @@ class GatewayMetrics:
         self._make_tokenizer()
         self._make_turns()
 
-    def _of(self, metric: Histogram, *values: str) -> Histogram:
-        """A series of `metric`. The library's own look-up costs more than observing; series of requests never end."""
-        key = (metric._name, *values)
-        series = self._series.get(key)
-        if series is None:
-            series = self._series[key] = metric.labels(*values)
-        return series
+    def _route(self, route: RouteLabels) -> _Route:
+        """What is counted of `route`. A request counts a dozen times, which the library does under a lock each, after
+        a look-up that costs more than counting: it is told when somebody looks."""
+        known = self._routes.get(route)
+        if known is None:
+            known = self._routes[route] = _Route()
+            known.duration = self._router_duration.of(*route.values)
+            known.ttft = self._router_ttft.of(*route.values)
+            known.generation = self._router_generation.of(*route.values)
+            known.tpot = self._router_tpot.of(*route.values)
+        return known
 
     def _count(self, metric: Counter, number: float, *values: str) -> None:
-        """Add to a counter. A request counts a dozen times, which the library does under a lock each: it is told when
-        somebody looks."""
+        """Add to a counter, which is told when somebody looks."""
         key = (metric, values)
         self._counted[key] = self._counted.get(key, 0) + number
 
@@ -108,13 +122,21 @@ class GatewayMetrics:
         counted, self._counted = self._counted, {}
         for (metric, values), number in counted.items():
             metric.labels(*values).inc(number)
+        for route, seen in self._routes.items():
+            for streaming, number in (("true", seen.streams), ("false", seen.wholes)):
+                if number:
+                    self._router_requests.labels(*route.values, streaming).inc(number)
+            for token_type, number in (("input", seen.input), ("cached", seen.cached), ("output", seen.output)):
+                self._router_tokens.labels(*route.values, token_type).inc(number)
+            seen.streams = seen.wholes = seen.input = seen.cached = seen.output = 0
+        self._http_active.set(self._num_active)
         return generate_latest(self.registry)
 
     # HTTP: every request, whatever it asks for.
 
     def http_started(self) -> None:
         """A request's head has been read."""
-        self._http_active.inc()
+        self._num_active += 1
 
     def connection_refused(self) -> None:
         """A connection over the limit was closed."""
@@ -129,16 +151,19 @@ class GatewayMetrics:
 
         path is the route's pattern, never the client's string; error_code is "" for a success.
         """
-        self._http_active.dec()
+        self._num_active -= 1
         self._count(self._http_requests, 1, method, path)
         self._count(self._http_responses, 1, path, str(status), error_code)
-        self._of(self._http_duration, method, path).observe(duration_s)
+        self._http_duration.of(method, path).observe(duration_s)
 
     # Router: requests that need an engine.
 
     def route_started(self, route: RouteLabels, streaming: bool) -> None:
         """A valid request was accepted for routing."""
-        self._count(self._router_requests, 1, *route.values, "true" if streaming else "false")
+        if streaming:
+            self._route(route).streams += 1
+        else:
+            self._route(route).wholes += 1
 
     def route_failed(self, route: RouteLabels, error_type: str, reason: str) -> None:
         """The request ended with an error; reason is the error's machine-readable code."""
@@ -146,19 +171,22 @@ class GatewayMetrics:
 
     def route_finished(self, route: RouteLabels, times: RequestTimes) -> None:
         """The request ended with an answer: records its latencies."""
-        self._of(self._router_duration, *route.values).observe(times.total_s)
+        seen = self._route(route)
+        seen.duration.observe(times.total_s)
         if times.first_token_s is None:
             return
-        self._of(self._router_ttft, *route.values).observe(times.first_token_s)
+        seen.ttft.observe(times.first_token_s)
         generation_s = times.total_s - times.first_token_s
-        self._of(self._router_generation, *route.values).observe(generation_s)
+        seen.generation.observe(generation_s)
         if times.num_output_tokens > 1:
-            self._of(self._router_tpot, *route.values).observe(generation_s / (times.num_output_tokens - 1))
+            seen.tpot.observe(generation_s / (times.num_output_tokens - 1))
 
     def tokens(self, route: RouteLabels, num_input: int, num_cached: int, num_output: int) -> None:
         """Tokens of one finished or broken request; cached ones are part of the input."""
-        for token_type, num_tokens in (("input", num_input), ("cached", num_cached), ("output", num_output)):
-            self._count(self._router_tokens, num_tokens, *route.values, token_type)
+        seen = self._route(route)
+        seen.input += num_input
+        seen.cached += num_cached
+        seen.output += num_output
 
     # Workers.
 
@@ -311,12 +339,12 @@ class GatewayMetrics:
         self._http_responses = Counter(
             "smg_http_responses_total", "HTTP answers.", ("path", "status_code", "error_code"), registry=registry
         )
-        self._http_duration = Histogram(
+        self._http_duration = Histograms(
             "smg_http_request_duration_seconds",
             "From the request's head to the answer's last byte.",
             ("method", "path"),
-            registry=registry,
-            buckets=buckets,
+            registry,
+            buckets,
         )
 
     def _make_admission(self) -> None:
@@ -423,9 +451,8 @@ class GatewayMetrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)
 
-    def _route_histogram(self, what: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        name = f"smg_router_{what}_seconds"
-        return Histogram(name, text, ROUTE_LABELS, registry=self.registry, buckets=buckets)
+    def _route_histogram(self, what: str, text: str, buckets: tuple[float, ...]) -> Histograms:
+        return Histograms(f"smg_router_{what}_seconds", text, ROUTE_LABELS, self.registry, buckets)
 
 
 def _drop(gauge: Gauge, *values: str) -> None:

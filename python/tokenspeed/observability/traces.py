@@ -27,7 +27,10 @@ def valid_traceparent(given: str | None) -> str | None:
 
 
 class Span(Protocol):
-    """Something that takes time. `traceparent` is the context of its children; None where there is none."""
+    """Something that takes time. `traceparent` is the context of its children; None where there is none. `records`:
+    whether anybody reads its attributes."""
+
+    records: bool
 
     @property
     def traceparent(self) -> str | None: ...
@@ -63,6 +66,8 @@ class PassingOn:
 
 
 class _Passed:
+    records = False
+
     def __init__(self, traceparent: str | None) -> None:
         self.traceparent = traceparent
 
@@ -111,6 +116,8 @@ class OtlpTracer:
 
 
 class _OtlpSpan:
+    records = True
+
     def __init__(self, span: Any, inject: Any, failed: Any) -> None:
         self._span, self._inject, self._failed = span, inject, failed
 

@@ -65,12 +65,16 @@ class Answer:
                         pieces[index].append(piece)
         return self._job.format.whole([_joined(pieces[i]) for i in self._best()], self.count())
 
-    async def stream(self, generation: Generation, write: Write) -> None:
-        """Write the events of the answer. Raises `ApiError`; some events may have been written by then."""
+    async def stream(self, generation: Generation, write: Write) -> bytes:
+        """Write the events of the answer but for the last, which are given back: what ends the stream can go with them.
+        Raises `ApiError`; some events may have been written by then."""
         form = self._job.format
+        data = b""
         opened = [False] * len(self._choices)
         with generation:
             while self._num_open:
+                if data:
+                    await write(data)
                 out = []
                 for index, batch, row in await generation.rows():
                     piece = self._take(generation, index, batch, row)
@@ -81,9 +85,7 @@ class Answer:
                         out.append(form.opening(index, self.count))
                     out.append(form.events(index, piece, self.count))
                 data = b"".join(out)
-                if data:
-                    await write(data)
-        await write(form.ending(self.count))
+        return data + form.ending(self.count)
 
     def _take(self, generation: Generation, index: int, batch: BatchTokenIDOutSlim, row: int) -> Piece | None:
         choice = self._choices[index]

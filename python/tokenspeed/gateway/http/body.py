@@ -18,11 +18,14 @@ async def read_body(request: web.Request) -> bytes:
     """The whole body. Raises `ApiError` 408 for a client that stops in the middle."""
     stall_s = request.app.get(STALL_S, math.inf)
     limit = request.client_max_size
+    body = bytearray()
     if request.content.is_eof() and request.content.total_bytes <= (limit or math.inf):
-        return await request.content.read()  # it came with its head, as most do: there is nothing to wait for
+        whole = request.content.read_nowait()  # it came with its head, as most do: there is nothing to wait for
+        if request.content.at_eof():
+            return whole
+        body += whole
     if limit and (request.content_length or 0) > limit:
         raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=request.content_length or 0)
-    body = bytearray()
     try:
         while True:
             async with asyncio.timeout(None if math.isinf(stall_s) else stall_s):

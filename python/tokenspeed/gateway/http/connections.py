@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from tokenspeed.gateway.http.timeouts import Timeouts
 from tokenspeed.observability.gateway_metrics import GatewayMetrics
 
 Make = Callable[[], asyncio.Protocol]
@@ -20,7 +21,9 @@ class Connections:
     """`limit` and `head_timeout_s`: 0 is none."""
 
     def __init__(self, limit: int, head_timeout_s: float, metrics: GatewayMetrics) -> None:
-        self.limit, self.head_timeout_s, self.metrics = limit, head_timeout_s, metrics
+        self.limit, self.metrics = limit, metrics
+        self.heads = Timeouts(head_timeout_s) if head_timeout_s else None
+        """Heads that have begun to arrive."""
         self.open: dict[asyncio.BaseTransport, _Connection] = {}
 
     def watched(self, make: Make) -> Make:
@@ -47,11 +50,10 @@ class _Connection(asyncio.Protocol):
         self._owner, self._inner = owner, inner
         self._transport: asyncio.Transport
         self._refused = False
-        self._timer: asyncio.TimerHandle | None = None
 
     def begun(self) -> None:
         self.busy = True
-        self._stop_timer()
+        self._head_ended()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -68,9 +70,9 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        timeout_s = self._owner.head_timeout_s
-        if timeout_s and not self.busy and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(timeout_s, self._too_slow)
+        heads = self._owner.heads
+        if heads is not None and not self.busy:
+            heads.begin(self._too_slow)
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -85,15 +87,14 @@ class _Connection(asyncio.Protocol):
             self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
+        self._head_ended()
         if not self._refused:
             self._owner.open.pop(self._transport, None)
             self._inner.connection_lost(exc)
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _head_ended(self) -> None:
+        if self._owner.heads is not None:
+            self._owner.heads.end(self._too_slow)
 
     def _too_slow(self) -> None:
         self._owner.metrics.connection_timed_out()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +30,7 @@ from tokenspeed.gateway.http.connections import Connections
 from tokenspeed.gateway.http.cors import allow_origins
 from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.http.page import page_route
+from tokenspeed.gateway.http.request_ids import new_id
 from tokenspeed.gateway.http.service import MakeJob, Service
 from tokenspeed.gateway.route.worker import WorkerState
 from tokenspeed.observability.gateway_metrics import CONTENT_TYPE
@@ -175,7 +175,7 @@ class Server:
             given = request.headers.get(name)
             if given and len(given) <= _MAX_ID_LENGTH and given.isprintable():
                 return given
-        return uuid.uuid4().hex
+        return new_id(32)
 
     def _generation(self, make_job: MakeJob) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:

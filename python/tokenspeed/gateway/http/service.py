@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 
 from aiohttp import web
 
 from tokenspeed.gateway.chat.answer import Answer
+from tokenspeed.gateway.chat.format import Usage
 from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.chat.turns import Turns
@@ -26,11 +25,13 @@ from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.body import read_body
 from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.http.gauges import WorkerGauges
+from tokenspeed.gateway.http.request_ids import new_id
 from tokenspeed.gateway.http.sse import EventStream, KeepAlive
+from tokenspeed.gateway.http.timeouts import TimeLimit, Timeouts
 from tokenspeed.gateway.route.breaker import is_fault
 from tokenspeed.gateway.route.generation import Generation
 from tokenspeed.gateway.route.policy import Asked
-from tokenspeed.gateway.route.retry import RetryHooks, RetryPolicy, with_retries
+from tokenspeed.gateway.route.retry import RetryPolicy, with_retries
 from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.route.worker import Worker
 from tokenspeed.observability.gateway_metrics import GatewayMetrics, RequestTimes, RouteLabels
@@ -71,10 +72,10 @@ class Service:
         """Requests that have not had their last byte."""
         self.retry = retry
         self.tracer: Tracer = PassingOn()
-        self._turns = Turns()
-        self.timeout_s = timeout_s
-        """Longest life of a request, from the check of its body to its last byte."""
-
+        self.turns = Turns()
+        """Of conversations."""
+        self.timeouts = Timeouts(timeout_s)
+        """Of requests, from the check of their body to their last byte."""
         self._rejections_told = 0
         self.key_headers: tuple[str, ...] = (_ROUTING_KEY,)
         """Where a request's routing key is looked for, in this order."""
@@ -98,68 +99,30 @@ class Service:
         if self.draining:
             raise ApiError(503, "draining", "this server is shutting down", None, 1)
         span = self.tracer.begin(f"{request.method} {request.path}", request.headers.get("traceparent"))
-        with self._arrival(request_id, span) as arrival:
+        with _Arrival(self, request_id, span) as arrival:
             body = await read_body(request)  # before a place is taken: clients may be slow
-            return await self._admitted(request, body, make_job, arrival)
+            async with self.admission:
+                job = await make_job(body, self.model, new_id(24))
+                asked = Asked(job.prompts[0], self._routing_key(request), request.headers.get(_TARGET, ""))
+                with _Run(self, job, asked, arrival) as run:
+                    if job.stream:
+                        return await run.stream(EventStream(request, {"x-request-id": request_id}))
+                    return await run.whole()
 
     async def run(self, job: Job) -> None:
         """Run a job whose answer nobody waits for; its format keeps it. Raises `ApiError`."""
-        with self._arrival(job.request_id, self.tracer.begin("background response", None)) as arrival:
-            async with self.admission, self._counted(job, Asked(job.prompts[0], ""), arrival) as run:
-                await run.whole()
-
-    @contextmanager
-    def _arrival(self, request_id: str, span: Span) -> Iterator[_Arrival]:
-        """A request that is open, with its span around it."""
-        arrival = _Arrival(request_id, span, time.monotonic(), {"tokenspeed.request_id": request_id})
-        self.num_open += 1
-        try:
-            yield arrival
-        except ApiError as error:
-            arrival.error = error.code
-            raise
-        except asyncio.CancelledError:
-            arrival.error = "client_closed_request"
-            raise
-        finally:
-            self.num_open -= 1
-            span.end(arrival.attributes, arrival.error)
-
-    async def _admitted(
-        self, request: web.Request, body: bytes, make_job: MakeJob, arrival: _Arrival
-    ) -> web.StreamResponse:
-        async with self.admission:
-            job = await make_job(body, self.model, secrets.token_hex(12))
-            asked = Asked(job.prompts[0], self._routing_key(request), request.headers.get(_TARGET, ""))
-            async with self._counted(job, asked, arrival) as run:
-                if job.stream:
-                    return await run.stream(EventStream(request, {"x-request-id": arrival.request_id}))
-                return await run.whole()
+        with _Arrival(self, job.request_id, self.tracer.begin("background response", None)) as arrival:
+            async with self.admission:
+                with _Run(self, job, Asked(job.prompts[0], ""), arrival) as run:
+                    await run.whole()
 
     def _routing_key(self, request: web.Request) -> str:
         """That of the first header that has one."""
-        return next((key for name in self.key_headers if (key := request.headers.get(name))), "")
-
-    @asynccontextmanager
-    async def _counted(self, job: Job, asked: Asked, arrival: _Arrival) -> AsyncIterator[_Run]:
-        """A run of `job`, with its metrics around it."""
-        route = RouteLabels(self.model.name, job.endpoint, self.router.connection_mode)
-        self.metrics.route_started(route, job.stream)
-        run = _Run(self, job, asked, route, arrival)
-        if job.turn is not None:
-            difference = self._turns.difference(job.turn, job.prompts[0])
-            if difference is not None:
-                self.metrics.turn_went_on(difference.position if difference.diverges else None, difference.num_before)
-        try:
-            yield run
-        except ApiError as error:
-            self.metrics.route_failed(route, error.type, error.code)
-            raise
-        else:
-            if job.turn is not None:
-                self._turns.remember(job.turn, job.prompts[0], run.token_ids)
-        finally:
-            run.count()
+        for name in self.key_headers:
+            key = request.headers.get(name)
+            if key:
+                return key
+        return ""
 
     def attempt(self, run: _Run, number: int) -> Generation:
         """A fresh generation on the worker that the policy chooses. Raises `ApiError` 503 without one."""
@@ -170,119 +133,159 @@ class Service:
         for column in run.job.handling.columns:
             if not engine.declares("TokenizedGenerateReqInput", column):
                 raise invalid(column, "unsupported_parameter", f"{column}: the engine behind this server lacks it")
-        traced = engine.declares("TokenizedGenerateReqInput", "traceparent")
-        traceparent = run.arrival.span.traceparent if traced else None
+        traceparent = run.arrival.span.traceparent
+        if traceparent is not None and not engine.declares("TokenizedGenerateReqInput", "traceparent"):
+            traceparent = None
         return Generation(worker, run.job.requests(number, engine.max_model_len, traceparent))
 
-    @contextmanager
-    def judged(self, worker: Worker) -> Iterator[None]:
-        """What happens inside speaks for or against `worker`: an answer, or a fault of its own. Neither does a client
-        that leaves, a refusal, or a worker that is busy."""
-        trial = worker.breaker.begin()
-        try:
-            yield
-        except ApiError as error:
-            if is_fault(error):
-                worker.breaker.failed()
-                self.metrics.worker_failed(worker.url, error.code)
-                self.metrics.breaker_outcome(worker.url, False)
-            raise
-        finally:
-            worker.breaker.end(trial)
-        worker.breaker.succeeded()
-        self.metrics.breaker_outcome(worker.url, True)
 
-    def retry_hooks(self, job: Job, answered: Callable[[], bool]) -> RetryHooks:
-        """What a retry loop of `job` asks and tells."""
-        return RetryHooks(
-            answered=answered,
-            on_retry=lambda: self.metrics.worker_retried(job.endpoint),
-            on_exhausted=lambda: self.metrics.worker_retries_exhausted(job.endpoint),
-        )
-
-
-@dataclass
 class _Arrival:
-    """A request from its head to its last byte. `error`: the code of what went wrong."""
+    """A context manager: a request that is open, from its head to its last byte, with its span around it. `error`: the
+    code of what went wrong."""
 
-    request_id: str
-    span: Span
-    at_s: float
-    attributes: dict[str, str | int | float | bool]
-    error: str | None = None
+    def __init__(self, service: Service, request_id: str, span: Span) -> None:
+        self.request_id, self.span = request_id, span
+        self.at_s = time.monotonic()
+        self.attributes: dict[str, str | int | float | bool] = {"tokenspeed.request_id": request_id}
+        self.error: str | None = None
+        self._service = service
+
+    def __enter__(self) -> _Arrival:
+        self._service.num_open += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, ApiError):
+            self.error = error.code
+        elif isinstance(error, asyncio.CancelledError):
+            self.error = "client_closed_request"
+        self._service.num_open -= 1
+        self.span.end(self.attributes, self.error)
+
+
+class _Judged:
+    """A context manager: what happens inside speaks for or against `worker`: an answer, or a fault of its own. Neither
+    does a client that leaves, a refusal, or a worker that is busy."""
+
+    def __init__(self, worker: Worker, metrics: GatewayMetrics) -> None:
+        self._worker, self._metrics = worker, metrics
+
+    def __enter__(self) -> None:
+        self._trial = self._worker.breaker.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        worker, metrics = self._worker, self._metrics
+        if isinstance(error, ApiError) and is_fault(error):
+            worker.breaker.failed()
+            metrics.worker_failed(worker.url, error.code)
+            metrics.breaker_outcome(worker.url, False)
+        worker.breaker.end(self._trial)
+        if error is None:
+            worker.breaker.succeeded()
+            metrics.breaker_outcome(worker.url, True)
 
 
 class _Run:
-    """One request on its way through its attempts."""
+    """One request on its way through its attempts; a context manager with the metrics around it."""
 
-    def __init__(self, service: Service, job: Job, asked: Asked, route: RouteLabels, arrival: _Arrival) -> None:
+    def __init__(self, service: Service, job: Job, asked: Asked, arrival: _Arrival) -> None:
         self.job = job
         self.arrival = arrival
         self.asked = asked
         self.tried: list[str] = []
         """URLs of the workers that attempts went to."""
         self._service = service
-        self._route = route
+        self._route = RouteLabels(service.model.name, job.endpoint, service.router.connection_mode)
         self._attempts = 0
         self._answer = Answer(job, service.model.tokenizer.vocabulary)
+        self._events: EventStream | None = None
+
+    def __enter__(self) -> _Run:
+        job, metrics = self.job, self._service.metrics
+        metrics.route_started(self._route, job.stream)
+        if job.turn is not None:
+            difference = self._service.turns.difference(job.turn, job.prompts[0])
+            if difference is not None:
+                metrics.turn_went_on(difference.position if difference.diverges else None, difference.num_before)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, ApiError):
+            self._service.metrics.route_failed(self._route, error.type, error.code)
+        elif error is None and self.job.turn is not None:
+            self._service.turns.remember(self.job.turn, self.job.prompts[0], self._answer.token_ids)
+        self._count()
 
     @property
-    def token_ids(self) -> list[int]:
-        """Tokens of the answer, of a conversation's turn."""
-        return self._answer.token_ids
+    def answered(self) -> bool:
+        """Whether the client has got something."""
+        return self._events is not None and self._events.answered
+
+    def on_retry(self) -> None:
+        """An attempt failed, and another one comes."""
+        self._service.metrics.worker_retried(self.job.endpoint)
+
+    def on_exhausted(self) -> None:
+        """The last allowed attempt failed."""
+        self._service.metrics.worker_retries_exhausted(self.job.endpoint)
 
     async def whole(self) -> web.Response:
         """The answer in one body."""
+        service = self._service
 
         async def attempt() -> bytes:
             generation = self._next()
-            with self._service.judged(generation.worker):
+            with _Judged(generation.worker, service.metrics):
                 return await self._answer.whole(generation)
 
-        hooks = self._service.retry_hooks(self.job, lambda: False)
         try:
-            async with asyncio.timeout(self._service.timeout_s):
-                body = await with_retries(self._service.retry, hooks, attempt)
+            with TimeLimit(service.timeouts):
+                body = await with_retries(service.retry, self, attempt)
         except TimeoutError:
             raise _timed_out() from None
-        headers = {"x-request-id": self.arrival.request_id}
-        return web.Response(body=body, content_type="application/json", headers=headers)
+        return web.Response(body=body, content_type="application/json")
 
     async def stream(self, events: EventStream) -> web.StreamResponse:
         """The answer as events; an error after the first of them becomes an event itself."""
+        service, self._events = self._service, events
 
-        async def attempt() -> None:
+        async def attempt() -> bytes:
             generation = self._next()
-            with self._service.judged(generation.worker):
-                await self._answer.stream(generation, events.write)
+            with _Judged(generation.worker, service.metrics):
+                return await self._answer.stream(generation, events.write)
 
-        hooks = self._service.retry_hooks(self.job, lambda: events.answered)
-        self._service.keep_alive.add(events)
+        service.keep_alive.add(events)
         try:
             try:
-                async with asyncio.timeout(self._service.timeout_s):
-                    await with_retries(self._service.retry, hooks, attempt)
+                with TimeLimit(service.timeouts):
+                    last = await with_retries(service.retry, self, attempt)
             except TimeoutError:
-                await self._say(events, _timed_out())
+                last = self._failure(events, _timed_out())
             except ApiError as error:
-                await self._say(events, error)
-            await events.finish()
+                last = self._failure(events, error)
+            await events.finish(last)
         except ConnectionError:
             # The client has left; leaving the generation has told the engine.
             logger.debug("%s: the client left", self.job.request_id)
         finally:
-            self._service.keep_alive.discard(events)
+            service.keep_alive.discard(events)
         return events.response
 
-    async def _say(self, events: EventStream, error: ApiError) -> None:
+    def _failure(self, events: EventStream, error: ApiError) -> bytes:
         """An error on a stream: an event once the head is out, else an answer of its own."""
         if not events.started:
             raise error
         self.arrival.error = error.code
         self._service.metrics.route_failed(self._route, error.type, error.code)
-        await events.write(self.job.format.failure(error))
+        return self.job.format.failure(error)
 
-    def count(self) -> None:
+    def _count(self) -> None:
         """Record what the request used, whatever its end."""
         now_s = time.monotonic()
         usage, first_s = self._answer.count(), self._answer.first_token_s
@@ -293,6 +296,12 @@ class _Run:
         )
         metrics = self._service.metrics
         metrics.route_finished(self._route, times)
+        metrics.tokens(self._route, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        if self.arrival.span.records:
+            self._describe(usage, times)
+
+    def _describe(self, usage: Usage, times: RequestTimes) -> None:
+        """The course of the request, for its span."""
         self.arrival.attributes |= {
             "gen_ai.request.model": self._route.model,
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
@@ -302,7 +311,6 @@ class _Run:
         }
         if times.first_token_s is not None:
             self.arrival.attributes["tokenspeed.time_to_first_token_s"] = times.first_token_s
-        metrics.tokens(self._route, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
     def _next(self) -> Generation:
         self._attempts += 1

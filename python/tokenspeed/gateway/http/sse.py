@@ -19,6 +19,13 @@ from tokenspeed.gateway.http.body import STALL_S
 
 _COMMENT = b": keep-alive\n\n"
 _TICK_S = 1.0
+_SMALL = 16_384
+"""Bytes that the response takes without waiting for the client."""
+_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
+
+
+class _Response(web.StreamResponse):
+    _send_headers_immediately = False  # but with the first bytes behind them: a packet and a system call less
 
 
 class EventStream:
@@ -36,15 +43,13 @@ class EventStream:
         self._opening = asyncio.Lock()
         stall_s = request.app.get(STALL_S, math.inf)
         self._stall_s = None if math.isinf(stall_s) else stall_s
-        self.response = web.StreamResponse(headers=headers)
-        self.response.content_type = "text/event-stream"
-        self.response.headers["Cache-Control"] = "no-cache"
+        self.response = _Response(headers={**_HEADERS, **headers})
 
     async def write(self, data: bytes) -> None:
         """Send whole events. Raises `ConnectionError` when the client has left."""
         self.answered = True
         transport = self._transport
-        if transport is not None and not transport.get_write_buffer_size() and not transport.is_closing():
+        if transport is not None and _is_free(transport):
             # An event a token: the way through the response would cost as much as making the event.
             self.last_write_s = time.monotonic()
             transport.write(b"%x\r\n%b\r\n" % (len(data), data))
@@ -55,21 +60,33 @@ class EventStream:
         """Send something that clients ignore. Raises `ConnectionError` when the client has left."""
         await self._write(_COMMENT)
 
-    async def finish(self) -> None:
-        """End the response."""
-        await self.response.write_eof()
+    async def finish(self, last: bytes) -> None:
+        """End the response with the events `last`. Raises `ConnectionError` when the client has left."""
+        if not self.started:
+            await self._open()
+        if last and not (len(last) <= _SMALL and _is_free(self._request.transport)):
+            await self._write(last)
+            last = b""
+        await self.response.write_eof(last)
 
     async def _write(self, data: bytes) -> None:
         if not self.started:
             await self._open()
         self.last_write_s = time.monotonic()
+        if len(data) <= _SMALL and _is_free(self._request.transport):
+            await self.response.write(data)
+        else:
+            await self._write_patiently(data)
+        if self.response.chunked:
+            self._transport = self._request.transport
+
+    async def _write_patiently(self, data: bytes) -> None:
+        """The client may have to be waited for."""
         try:
             async with asyncio.timeout(self._stall_s):
                 await self.response.write(data)
         except TimeoutError:
             self._leave()
-        if self.response.chunked:
-            self._transport = self._request.transport
 
     def _leave(self) -> NoReturn:
         """What the client has not taken for so long, it will not take; closing in peace would wait for it too."""
@@ -84,6 +101,11 @@ class EventStream:
                     self.response.enable_chunked_encoding()
                 await self.response.prepare(self._request)
                 self.started = True
+
+
+def _is_free(transport: asyncio.Transport | None) -> bool:
+    """Whether the system takes what is written at once."""
+    return transport is not None and not transport.get_write_buffer_size() and not transport.is_closing()
 
 
 class KeepAlive:

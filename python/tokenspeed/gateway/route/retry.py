@@ -13,7 +13,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from tokenspeed.gateway.http.errors import RETRYABLE_STATUSES, ApiError
 
@@ -37,28 +37,33 @@ class RetryPolicy:
         return pause * uniform(1 - self.jitter, 1 + self.jitter)
 
 
-@dataclass(frozen=True)
-class RetryHooks:
-    """`answered` tells whether the client has got something; the others are told what happens."""
+class Retried(Protocol):
+    """What is retried, as far as the loop needs to know it."""
 
-    answered: Callable[[], bool]
-    on_retry: Callable[[], None]
-    on_exhausted: Callable[[], None]
+    @property
+    def answered(self) -> bool:
+        """Whether the client has got something."""
+
+    def on_retry(self) -> None:
+        """An attempt failed, and another one comes."""
+
+    def on_exhausted(self) -> None:
+        """The last allowed attempt failed."""
 
 
-async def with_retries(policy: RetryPolicy, hooks: RetryHooks, attempt: Callable[[], Awaitable[T]]) -> T:
+async def with_retries(policy: RetryPolicy, retried: Retried, attempt: Callable[[], Awaitable[T]]) -> T:
     """Run `attempt` until it succeeds, fails for good, or the policy gives up; raises the last `ApiError`."""
     number = 1
     while True:
         try:
             return await attempt()
         except ApiError as error:
-            if hooks.answered() or error.status not in RETRYABLE_STATUSES:
+            if retried.answered or error.status not in RETRYABLE_STATUSES:
                 raise
             if number >= policy.max_attempts:
                 if policy.max_attempts > 1:
-                    hooks.on_exhausted()
+                    retried.on_exhausted()
                 raise
-        hooks.on_retry()
+        retried.on_retry()
         await asyncio.sleep(policy.backoff_s(number))
         number += 1

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tokenspeed.gateway.http.errors import ApiError
-from tokenspeed.gateway.route.retry import RetryHooks, RetryPolicy, with_retries
+from tokenspeed.gateway.route.retry import RetryPolicy, with_retries
 from tokenspeed.gateway.testing.fake_engine import FakeEngine, Script, Step, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids
 from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
@@ -181,9 +181,23 @@ def test_a_routing_key_keeps_its_requests_on_one_worker(policy: str) -> None:
 # ---- retries, alone ------------------------------------------------------------------------------------------------
 
 
+class Course:
+    """A request of which the client has got something, or not; `heard` is what it was told."""
+
+    def __init__(self, answered: bool) -> None:
+        self.answered = answered
+        self.heard: list[str] = []
+
+    def on_retry(self) -> None:
+        self.heard.append("retry")
+
+    def on_exhausted(self) -> None:
+        self.heard.append("exhausted")
+
+
 def run_retries(outcomes: list[object], answered: bool = False) -> tuple[object, list[str]]:
-    """What `with_retries` gives when attempts give `outcomes`, and what its hooks heard."""
-    heard: list[str] = []
+    """What `with_retries` gives when attempts give `outcomes`, and what the request heard."""
+    course = Course(answered)
     attempts = iter(outcomes)
 
     async def attempt() -> object:
@@ -192,11 +206,10 @@ def run_retries(outcomes: list[object], answered: bool = False) -> tuple[object,
             raise outcome
         return outcome
 
-    hooks = RetryHooks(lambda: answered, lambda: heard.append("retry"), lambda: heard.append("exhausted"))
     try:
-        return asyncio.run(with_retries(NO_WAIT, hooks, attempt)), heard
+        return asyncio.run(with_retries(NO_WAIT, course, attempt)), course.heard
     except ApiError as error:
-        return error.status, heard
+        return error.status, course.heard
 
 
 def refusal(status: int) -> ApiError:
