@@ -17,7 +17,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from tokenspeed.observability.histograms import Histograms
+from tokenspeed.observability.histograms import Histograms, Series
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -77,7 +77,8 @@ class _Route:
 
     __slots__ = ("cached", "duration", "generation", "input", "output", "streams", "tpot", "ttft", "wholes")
 
-    def __init__(self) -> None:
+    def __init__(self, duration: Series, ttft: Series, generation: Series, tpot: Series) -> None:
+        self.duration, self.ttft, self.generation, self.tpot = duration, ttft, generation, tpot
         self.streams = self.wholes = self.input = self.cached = self.output = 0
 
 
@@ -105,11 +106,8 @@ class GatewayMetrics:
         a look-up that costs more than counting: it is told when somebody looks."""
         known = self._routes.get(route)
         if known is None:
-            known = self._routes[route] = _Route()
-            known.duration = self._router_duration.of(*route.values)
-            known.ttft = self._router_ttft.of(*route.values)
-            known.generation = self._router_generation.of(*route.values)
-            known.tpot = self._router_tpot.of(*route.values)
+            histograms = (self._router_duration, self._router_ttft, self._router_generation, self._router_tpot)
+            known = self._routes[route] = _Route(*(histogram.of(*route.values) for histogram in histograms))
         return known
 
     def _count(self, metric: Counter, number: float, *values: str) -> None:

@@ -6,26 +6,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
-from tokenspeed.config.sampling import RequestError, SamplingParams
+from tokenspeed.config.sampling import RequestError
 from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.fields import (
     SamplingFields,
     caller_names,
-    check_params,
     handling,
     parse_body,
-    sampling_params,
     usage_options,
 )
 from tokenspeed.gateway.chat.format import ChatFormat, Format, Head
 from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.chat.reply import ReplyRules
+from tokenspeed.gateway.chat.sampling import Sampling
 from tokenspeed.gateway.chat.tool_use import ToolChoice, ToolSpec, ToolUse, messages_with_tools, tool_use
 from tokenspeed.gateway.chat.turns import continuation
 from tokenspeed.gateway.http.errors import ApiError, from_request_error, invalid
@@ -115,20 +113,20 @@ async def conversation_job(
     if not request.messages:
         raise invalid("messages", "empty_array", "messages must have at least one message")
     logprobs = _logprobs(request)
-    params = sampling_params(request, model.tokenizer, logprobs)
-    check_params(params, request, model.tokenizer.size, model.max_model_len)
+    sampling = model.sampling.of(request, logprobs, model.max_model_len)
     use = tool_use(request.tools, raw.get("tools"), request.tool_choice, request.parallel_tool_calls)
     text = _render(request, raw["messages"], use, model)
-    params = _constrained(params, request, raw["messages"][-1], use, text, model)
+    sampling = _constrained(sampling, request, raw["messages"][-1], use, text, model)
+    params = sampling.params
     reply = _reply_rules(request, raw["messages"][-1], use, text, model)
     # Templates write the special tokens themselves.
     prompt = await model.encode(text, "messages", add_special_tokens=False)
-    check_room(request, [prompt], "messages", model.tokenizer.size, model.max_model_len)
+    check_room(request, [prompt], "messages", None, model.max_model_len)
     return Job(
         request_id=request_id,
         endpoint=endpoint,
         prompts=[prompt],
-        params=params,
+        sampling=sampling,
         handling=handling(request.priority, request.cache_salt),
         max_tokens=params.max_new_tokens,
         default_max_tokens=None,
@@ -160,22 +158,22 @@ def _logprobs(request: ChatRequest) -> int | None:
 
 
 def _constrained(
-    params: SamplingParams, request: ChatRequest, last: Mapping[str, Any], use: ToolUse, prompt: str, model: ServedModel
-) -> SamplingParams:
+    sampling: Sampling, request: ChatRequest, last: Mapping[str, Any], use: ToolUse, prompt: str, model: ServedModel
+) -> Sampling:
     """Forced calls as a schema; and any constraint behind the reasoning that the prompt leaves open."""
     if use.schema is not None:
-        if params.constraint is not None:
+        if sampling.params.constraint is not None:
             message = "tool_choice forces calls and another field constrains the output: give one of them"
             raise invalid("tool_choice", "conflicting_parameters", message)
-        params = replace(params, json_schema=json.dumps(use.schema, ensure_ascii=False))
+        sampling = sampling.replace(json_schema=json.dumps(use.schema, ensure_ascii=False))
         try:
-            params.validate(model.tokenizer.size, model.max_model_len)
+            sampling.params.validate(model.tokenizer.size, model.max_model_len)
         except RequestError as error:
             raise from_request_error(error, {"json_schema": "tools"}) from None
-    if params.constraint is None:
-        return params
+    if sampling.params.constraint is None:
+        return sampling
     continued = _own_text(last) if request.continue_final_message else None
-    return replace(params, reasoning_end=model.parsers.open_end(prompt, continued))
+    return sampling.replace(reasoning_end=model.parsers.open_end(prompt, continued))
 
 
 def _reply_rules(
@@ -204,7 +202,7 @@ def _own_text(message: Mapping[str, Any]) -> str:
 def _render(request: ChatRequest, messages: list[dict[str, Any]], use: ToolUse, model: ServedModel) -> str:
     if model.template is None:
         raise ApiError(400, "no_chat_template", "this model has no chat template; use /v1/completions", "messages")
-    shown: Sequence[Mapping[str, Any]] = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    shown: Sequence[Mapping[str, Any]] = [_message(message, i) for i, message in enumerate(messages)]
     continues = bool(request.continue_final_message)
     add_prompt = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     if continues and request.add_generation_prompt:
@@ -231,21 +229,26 @@ def _render(request: ChatRequest, messages: list[dict[str, Any]], use: ToolUse, 
     return _without_end_of_turn(text, shown[-1]) if continues else text
 
 
-def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
+def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
     """The message as templates expect it: text parts only, arguments of earlier tool calls as objects."""
     content = message.get("content")
-    if isinstance(content, list):
-        if not content:
-            raise invalid(f"{where}.content", "empty_array", f"{where}.content must have at least one part")
-        message = {**message, "content": [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]}
-    elif content is None:
-        if message["role"] != "assistant":
-            raise invalid(f"{where}.content", "missing_required_parameter", f"{where}.content is required")
-        message = {**message, "content": ""}
+    if not isinstance(content, str):
+        message = _with_content(message, content, f"messages[{number}]")
     calls = message.get("tool_calls")
     if calls:
         message = {**message, "tool_calls": [_tool_call(call) for call in calls]}
     return message
+
+
+def _with_content(message: dict[str, Any], content: Any, where: str) -> dict[str, Any]:
+    """The message with parts that are checked, or with an empty text in the place of none."""
+    if isinstance(content, list):
+        if not content:
+            raise invalid(f"{where}.content", "empty_array", f"{where}.content must have at least one part")
+        return {**message, "content": [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]}
+    if message["role"] != "assistant":
+        raise invalid(f"{where}.content", "missing_required_parameter", f"{where}.content is required")
+    return {**message, "content": ""}
 
 
 def _part(part: dict[str, Any], where: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ It knows nothing of HTTP, JSON or engines.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -20,8 +19,7 @@ from tokenspeed.gateway.text.stop import StopMatcher
 from tokenspeed.gateway.text.vocabulary import Vocabulary
 
 
-@dataclass(frozen=True)
-class TextRules:
+class TextRules(msgspec.Struct, frozen=True):
     """How the tokens of a request's choices become text."""
 
     stop: tuple[str, ...]
@@ -36,8 +34,7 @@ class TextRules:
     logprobs: bool
 
 
-@dataclass(frozen=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True):
     """One token with its natural-log probability and the best alternatives, best first."""
 
     token_id: int
@@ -80,6 +77,9 @@ class Tokens(msgspec.Struct, frozen=True):
     weight_version: str | None = None
 
 
+_NO_STOPS = StopMatcher(())  # lets everything through, and so has no state: one for all
+
+
 class Choice:
     """The machine. After a piece with a `finish`, nothing more is taken."""
 
@@ -91,7 +91,7 @@ class Choice:
         self._num_logprobs = 0
         self._rules = rules
         self._detokenizer = Detokenizer(vocabulary, hidden=rules.hidden, continues=rules.continues)
-        self._matcher = StopMatcher(rules.stop)
+        self._matcher = StopMatcher(rules.stop) if rules.stop else _NO_STOPS
         self._by_token = bool(rules.stop) or rules.logprobs
         self._num_decoded = 0
         self._num_emitted = 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tokenspeed.gateway.chat.choice import Choice, TextRules, TokenLogprob, Tokens
 from tokenspeed.gateway.text.vocabulary import TokenSpelling, Vocabulary, byte_characters

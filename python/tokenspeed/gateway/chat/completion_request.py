@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from tokenspeed.config.sampling import MAX_CHOICES
 from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.fields import (
     SamplingFields,
     caller_names,
-    check_params,
     handling,
     parse_body,
-    sampling_params,
     usage_options,
 )
 from tokenspeed.gateway.chat.format import CompletionFormat, Head
@@ -43,8 +40,8 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
     request, _ = parse_body(body, CompletionRequest)
     model.check_name(request.model)
     _refuse_combinations(request)
-    params = sampling_params(request, model.tokenizer, request.logprobs)
-    check_params(params, request, model.tokenizer.size, model.max_model_len)
+    sampling = model.sampling.of(request, request.logprobs, model.max_model_len)
+    params = sampling.params
     candidates = _candidates(request, params.n)
     prompts, texts = await _prompts(request, model)
     check_room(request, prompts, "prompt", model.tokenizer.size, model.max_model_len)
@@ -53,9 +50,10 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
     usage = usage_options(request)
     head = Head(f"cmpl-{request_id}", int(time.time()), model.name)
     if candidates > params.n and params.logprobs is None:
-        params = replace(params, logprobs=0)  # what the candidates are compared by
+        sampling = sampling.replace(logprobs=0)  # what the candidates are compared by
     if request.echo and request.logprobs is not None:
-        params = replace(params, prompt_logprobs=request.logprobs)
+        sampling = sampling.replace(prompt_logprobs=request.logprobs)
+    params = sampling.params
     form = CompletionFormat(
         head,
         model.tokenizer,
@@ -70,7 +68,7 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
         request_id=head.id,
         endpoint="completions",
         prompts=prompts,
-        params=params,
+        sampling=sampling,
         handling=handling(request.priority, request.cache_salt),
         max_tokens=params.max_new_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,

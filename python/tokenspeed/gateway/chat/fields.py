@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
-from tokenspeed.config.sampling import MAX_BAD_WORDS, RequestError, SamplingParams
 from tokenspeed.gateway.chat.constraints import ConstraintFields, chosen_constraint
 from tokenspeed.gateway.chat.format import UsageOptions
-from tokenspeed.gateway.http.errors import ApiError, from_request_error, invalid
-from tokenspeed.gateway.text.bad_words import bad_sequences
-from tokenspeed.gateway.text.tokenizer import Tokenizer
+from tokenspeed.gateway.http.errors import ApiError, invalid
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -36,8 +32,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool = False
 
 
-@dataclass(frozen=True)
-class Handling:
+class Handling(msgspec.Struct, frozen=True):
     """How the engine handles a request beside its tokens."""
 
     priority: int
@@ -48,6 +43,8 @@ class Handling:
     @property
     def columns(self) -> dict[str, Any]:
         """The lane's columns that say it; empty where there is nothing to say."""
+        if not (self.priority or self.cache_salt):
+            return {}
         given = {"priority": self.priority, "cache_salt": self.cache_salt}
         return {name: value for name, value in given.items() if value}
 
@@ -161,7 +158,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """Some clients on Windows send it; it is no part of JSON."""
-_TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 _BOUNDS_FOR = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -212,57 +208,6 @@ def _invalid_field(text: str, where: str) -> ApiError:
     return invalid(param, "invalid_type", f"{param or 'the body'}: {sentence[0].lower()}{sentence[1:]}")
 
 
-def sampling_params(fields: SamplingFields, tokenizer: Tokenizer, logprobs: int | None) -> SamplingParams:
-    """What the request asks of the sampler, over the model's own defaults. Raises `ApiError` 400 for what cannot be
-    said in these terms; the ranges are checked by `SamplingParams.validate`."""
-    if fields.stream_options is not None and not fields.stream:
-        raise invalid("stream_options", "invalid_value", "stream_options needs stream to be true")
-    values: dict[str, Any] = dict(tokenizer.facts.sampling_defaults)
-    for name in (
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "seed",
-        "n",
-        "ignore_eos",
-        "skip_special_tokens",
-    ):
-        value = getattr(fields, name)
-        if value is not None:
-            values[name] = value
-    asked = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
-    chosen = chosen_constraint(fields)
-    if chosen is not None:
-        values[chosen.kind] = chosen.text
-    return SamplingParams(
-        **values,
-        max_new_tokens=asked,
-        min_new_tokens=fields.min_tokens or 0,
-        stop=_as_tuple(fields.stop),
-        stop_token_ids=tuple(fields.stop_token_ids or ()),
-        logit_bias=_logit_bias(fields.logit_bias),
-        allowed_token_ids=tuple(fields.allowed_token_ids or ()),
-        bad_token_ids=tuple(map(tuple, fields.bad_words_ids or ())) + _bad_words(fields.bad_words, tokenizer),
-        custom_logit_processor=fields.custom_logit_processor,
-        custom_params=_custom_params(fields.custom_params),
-        logprobs=logprobs,
-        prompt_logprobs=_prompt_logprobs(fields, logprobs),
-        include_stop_str_in_output=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
-    )
-
-
-def check_params(params: SamplingParams, fields: SamplingFields, vocab_size: int, max_model_len: int) -> None:
-    """`params.validate`, with the names that the caller used. Raises `ApiError` 400."""
-    try:
-        params.validate(vocab_size, max_model_len)
-    except RequestError as error:
-        raise from_request_error(error, caller_names(fields)) from None
-
-
 def caller_names(fields: SamplingFields) -> dict[str, str]:
     """Our names for things -> the caller's."""
     names = dict(_BOUNDS_FOR)
@@ -280,45 +225,3 @@ def usage_options(fields: SamplingFields) -> UsageOptions:
     """`stream_options` as a format reads them."""
     options = fields.stream_options or StreamOptions()
     return UsageOptions(options.include_usage or options.continuous_usage_stats, options.continuous_usage_stats)
-
-
-def _prompt_logprobs(fields: SamplingFields, logprobs: int | None) -> int | None:
-    """The lane has one number of alternatives for prompt and output."""
-    asked = fields.prompt_logprobs
-    if asked is None:
-        return None
-    if fields.stream:
-        message = "prompt_logprobs is not available in a stream"
-        raise invalid("prompt_logprobs", "unsupported_parameter", message)
-    if logprobs is not None and logprobs != asked:
-        message = f"prompt_logprobs must be the number of alternatives of the output's logprobs, {logprobs}"
-        raise invalid("prompt_logprobs", "invalid_value", message)
-    return asked
-
-
-def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    if words and (len(words) > MAX_BAD_WORDS // 2 or not all(words)):
-        raise invalid("bad_words", "invalid_value", f"bad_words has 1 to {MAX_BAD_WORDS // 2} texts, none empty")
-    return bad_sequences(tokenizer, words or ())
-
-
-def _custom_params(given: dict[str, Any] | None) -> dict[str, Any] | None:
-    try:
-        msgspec.msgpack.encode(given)
-    except OverflowError:
-        raise invalid("custom_params", "invalid_value", "custom_params has an integer of more than 64 bits") from None
-    return given
-
-
-def _as_tuple(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
-
-
-def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
-    if not bias:
-        return None
-    if not all(_TOKEN_ID.fullmatch(token) for token in bias):
-        raise invalid("logit_bias", "invalid_value", "logit_bias maps token ids to numbers")
-    return {int(token): value for token, value in bias.items()}

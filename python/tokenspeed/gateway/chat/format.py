@@ -8,7 +8,6 @@ tokens only through `Piece`s; it owns no socket and no engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -24,8 +23,7 @@ encode_json = msgspec.json.Encoder().encode
 _DONE = b"data: [DONE]\n\n"
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Tokens of a request; cached ones are part of the prompt."""
 
     prompt_tokens: int
@@ -52,8 +50,7 @@ class Usage:
         return encode_json(usage)
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """What every object of one answer carries."""
 
     id: str
@@ -61,8 +58,7 @@ class Head:
     model: str
 
 
-@dataclass(frozen=True)
-class UsageOptions:
+class UsageOptions(msgspec.Struct, frozen=True):
     """When a stream tells the count of tokens: at its end, and beside every event."""
 
     at_end: bool
@@ -72,8 +68,7 @@ class UsageOptions:
 CountTokens = Callable[[], Usage]
 
 
-@dataclass(frozen=True)
-class PromptScore:
+class PromptScore(msgspec.Struct, frozen=True):
     """A token of the prompt with its natural-log probability (None for the first) and the best alternatives."""
 
     token_id: int

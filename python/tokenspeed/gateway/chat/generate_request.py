@@ -7,7 +7,6 @@ in a text completion. A list of prompts is answered by a list.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,11 +16,9 @@ from tokenspeed.gateway.chat.completion_request import MAX_PROMPTS
 from tokenspeed.gateway.chat.fields import (
     SamplingFields,
     caller_names,
-    check_params,
     convert,
     handling,
     parse_body,
-    sampling_params,
 )
 from tokenspeed.gateway.chat.generate_format import GenerateFormat, GenerateShape
 from tokenspeed.gateway.chat.job import Job, check_room
@@ -66,10 +63,10 @@ async def _job(request: GenerateRequest, model: ServedModel, request_id: str) ->
     fields = _sampling_fields(request)
     num_top = request.top_logprobs_num or 0
     asked_top = num_top if request.return_logprob else None
-    params = sampling_params(fields, model.tokenizer, asked_top)
-    check_params(params, fields, model.tokenizer.size, model.max_model_len)
+    sampling = model.sampling.of(fields, asked_top, model.max_model_len)
     if request.return_logprob and start >= 0:
-        params = replace(params, prompt_logprobs=num_top, prompt_logprob_start=start)
+        sampling = sampling.replace(prompt_logprobs=num_top, prompt_logprob_start=start)
+    params = sampling.params
     prompts, batched = await _prompts(request, model)
     if request.return_logprob and start >= min(map(len, prompts)):
         message = f"logprob_start_len ({start}) is not a position in a prompt of {min(map(len, prompts))} tokens"
@@ -85,7 +82,7 @@ async def _job(request: GenerateRequest, model: ServedModel, request_id: str) ->
         request_id=f"gen-{request_id}",
         endpoint="generate",
         prompts=prompts,
-        params=params,
+        sampling=sampling,
         handling=handling(request.priority, request.cache_salt),
         max_tokens=params.max_new_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,

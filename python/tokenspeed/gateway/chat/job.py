@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenspeed.config.sampling import (
     SEED_MAX,
     RequestError,
     SamplingParams,
     check_prompt,
+    check_prompt_range,
     derive_seed,
     room_for_output,
 )
@@ -19,29 +21,22 @@ from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.fields import Handling, SamplingFields, caller_names
 from tokenspeed.gateway.chat.format import Format
 from tokenspeed.gateway.chat.reply import ReplyRules
+from tokenspeed.gateway.chat.sampling import Sampling
 from tokenspeed.gateway.chat.turns import Continuation
 from tokenspeed.gateway.http.errors import from_request_error
-from tokenspeed.rpc.lane.wire import (
-    GREEDY_TEMPERATURE,
-    TOP_K_OFF,
-    MoreSamplingParamsWire,
-    PlainGenerateReqInput,
-    SamplingParamsWire,
-    TokenizedGenerateReqInput,
-)
+from tokenspeed.rpc.lane.wire import PlainGenerateReqInput, SamplingParamsWire, TokenizedGenerateReqInput
 
 Request = PlainGenerateReqInput | TokenizedGenerateReqInput
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that running a request needs. Choice `i` of the answer is choice `i % n` of prompt `i // n`."""
 
     request_id: str
     endpoint: str
     """For metrics: "chat" or "completions"."""
     prompts: Sequence[Sequence[int]]
-    params: SamplingParams
+    sampling: Sampling
     handling: Handling
     max_tokens: int | None
     """What was asked for; None: `default_max_tokens`, or less where there is less room."""
@@ -60,6 +55,11 @@ class Job:
     """Of a conversation; None for other prompts."""
 
     @property
+    def params(self) -> SamplingParams:
+        """Of the sampler, checked."""
+        return self.sampling.params
+
+    @property
     def num_generations(self) -> int:
         """Requests that go to the engine."""
         return len(self.prompts) * self.candidates
@@ -74,7 +74,7 @@ class Job:
             for choice in range(self.candidates):
                 number = p * self.candidates + choice
                 rid = f"{self.request_id}{suffix}" + (f"-{number}" if self.num_generations > 1 else "")
-                sampling = to_wire(self.params, derive_seed(seed, choice), self._length(prompt, max_model_len))
+                sampling = self.sampling.on_lane(derive_seed(seed, choice), self._length(prompt, max_model_len))
                 out.append(self._request(rid, prompt, sampling, traceparent))
         return out
 
@@ -124,57 +124,17 @@ def _drawn_seed(request_id: str, number: int) -> int:
 
 
 def check_room(
-    fields: SamplingFields, prompts: Sequence[Sequence[int]], param: str, vocab_size: int, max_model_len: int
+    fields: SamplingFields, prompts: Sequence[Sequence[int]], param: str, vocab_size: int | None, max_model_len: int
 ) -> None:
-    """Raise `ApiError` 400 (prompt, limit and what was asked, in words) for a prompt that is empty or too long."""
+    """Raise `ApiError` 400 (prompt, limit and what was asked, in words) for a prompt that is empty or too long, or has
+    a token outside the vocabulary. vocab_size: None where the tokenizer made the tokens."""
     asked = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
     try:
         for prompt in prompts:
-            check_prompt(prompt, vocab_size)
+            if vocab_size is None:
+                check_prompt_range(len(prompt), 0, 0, 1)
+            else:
+                check_prompt(prompt, vocab_size)
             room_for_output(len(prompt), asked, max_model_len)
     except RequestError as error:
         raise from_request_error(error, {**caller_names(fields), "prompt": param}) from None
-
-
-def to_wire(params: SamplingParams, seed: int, max_new_tokens: int) -> SamplingParamsWire:
-    """The positional form of `params` in the lane's normal form. Stop strings stay with the gateway."""
-    greedy = params.temperature < GREEDY_TEMPERATURE
-    plain = SamplingParamsWire(
-        max_new_tokens=max_new_tokens,
-        stop=None,
-        stop_token_ids=list(params.stop_token_ids) or None,
-        temperature=1.0 if greedy else float(params.temperature),
-        top_p=float(params.top_p),
-        top_k=1 if greedy else (params.top_k if params.top_k > 0 else TOP_K_OFF),
-        min_p=float(params.min_p),
-        frequency_penalty=float(params.frequency_penalty),
-        presence_penalty=float(params.presence_penalty),
-        repetition_penalty=float(params.repetition_penalty),
-        min_new_tokens=params.min_new_tokens,
-        json_schema=params.json_schema,
-        regex=params.regex,
-        ebnf=params.ebnf,
-        structural_tag=params.structural_tag,
-        ignore_eos=params.ignore_eos,
-        skip_special_tokens=params.skip_special_tokens,
-        spaces_between_special_tokens=params.spaces_between_special_tokens,
-        no_stop_trim=params.include_stop_str_in_output,
-        thinking_budget=None,
-        custom_params=params.custom_params,
-        stream_interval=None,
-        logit_bias=dict((params.logit_bias or {}).items()) or None,
-        seed=seed,
-        logprobs=None,
-        n=1,
-        stop_strs=[],
-        stop_str_max_len=0,
-        is_normalized=True,
-    )
-    if not (params.allowed_token_ids or params.bad_token_ids or params.reasoning_end):
-        return plain
-    return MoreSamplingParamsWire(
-        **{name: getattr(plain, name) for name in plain.__struct_fields__},
-        allowed_token_ids=list(params.allowed_token_ids) or None,
-        bad_token_ids=[list(sequence) for sequence in params.bad_token_ids] or None,
-        reasoning_end=params.reasoning_end,
-    )

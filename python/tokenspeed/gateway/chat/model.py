@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from tokenspeed.gateway.chat.sampling import CheckedSampling
 from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.text.parse.names import MARKER_TOKENS, Parsers
@@ -42,6 +43,7 @@ class ServedModel:
         )
         """Tokens that parsers look for; those that the tokenizer calls special stay in the text for them."""
         self.tokenizer = tokenizer
+        self.sampling = CheckedSampling(tokenizer)
         self._encode = tokenizer.encode if cache is None else cache.encode
         self.template = template
         self.keep_reasoning = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 
-_draw = random.Random().getrandbits  # the system seeds it once a process; asking it for every name costs two calls of it
+# The system seeds it once a process; asking it for every name would be a system call each.
+_draw = random.Random().getrandbits
 
 
 def new_id(num_digits: int) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from tokenspeed.gateway.route.kv_index import WorkerBlocks
 
 
@@ -39,8 +41,7 @@ class Loaded(Protocol):
 W = TypeVar("W", bound=Loaded)
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What a policy knows of a request: the ids of its (first) prompt, its `x-smg-routing-key` ("": none), and the
     worker that it names itself (`x-smg-target-worker`: an id, a URL or a number; "": none)."""
 

@@ -25,7 +25,8 @@ class Detokenizer:
     def __init__(self, vocabulary: Vocabulary, *, hidden: frozenset[int], continues: bool) -> None:
         self._token_bytes = vocabulary.token_bytes
         self._skip = hidden
-        self._decoder = _new_decoder(errors="replace")
+        self._decoder: codecs.BufferedIncrementalDecoder | None = None
+        """Made at the first byte that is no ASCII, which many texts never have."""
         self._strip = not continues and vocabulary.spelling is TokenSpelling.SENTENCEPIECE
 
     def feed(self, token_ids: Iterable[int]) -> str:
@@ -34,10 +35,12 @@ class Detokenizer:
         data = b"".join([token_bytes(token_id) for token_id in token_ids if token_id not in skip])
         if self._strip and data:
             data, self._strip = data.removeprefix(b" "), False
-        if data.isascii() and not self._decoder.buffer:
+        if data.isascii() and (self._decoder is None or not self._decoder.buffer):
             return data.decode("ascii")  # most tokens: the incremental decoder runs in Python
+        if self._decoder is None:
+            self._decoder = _new_decoder(errors="replace")
         return self._decoder.decode(data)
 
     def close(self) -> str:
         """What is left: U+FFFD for an unfinished character, else nothing."""
-        return self._decoder.decode(b"", True)
+        return "" if self._decoder is None else self._decoder.decode(b"", True)

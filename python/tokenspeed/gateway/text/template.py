@@ -72,6 +72,8 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
+            # They come as a chain of dictionaries, which every rendering would walk.
+            self._template.globals = dict(self._template.globals)
             tree = environment.parse(source)
             self.parts = _reads_parts(tree)
             self.tools = "tools" in meta.find_undeclared_variables(tree)
@@ -91,7 +93,7 @@ class ChatTemplate:
         shown = messages if self.parts else [_flattened(message) for message in messages]
         try:
             return self._template.render(
-                **{
+                {
                     **self._variables,
                     **(variables or {}),
                     "messages": shown,

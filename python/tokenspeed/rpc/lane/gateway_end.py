@@ -25,7 +25,7 @@ from tokenspeed.config.curve import GatewayCurve
 from tokenspeed.rpc.lane import address, wire
 from tokenspeed.rpc.lane.curve import ZAP_ADDRESS, judge, secure_gateway
 from tokenspeed.rpc.lane.rank import Rank
-from tokenspeed.rpc.lane.sockets import descriptor, readable
+from tokenspeed.rpc.lane.sockets import descriptor, readable, send
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +267,7 @@ class GatewayLane:
         """Send to a rank; False when it is gone (its loss is on its way then)."""
         assert self._input is not None and self._loop is not None
         try:
-            self._input.send_multipart([rank.identity, *frames], zmq.NOBLOCK)
+            send(self._input, [rank.identity, *frames])
         except (zmq.Again, zmq.ZMQError) as error:
             logger.warning("worker %s: rank %d cannot be reached: %s", self.url, rank.index, error)
             self._lose_soon(f"rank {rank.index} cannot be reached")
