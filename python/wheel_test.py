@@ -67,3 +67,10 @@ def test_the_wheel_holds_stubs_fatbins_and_protocols_and_no_test() -> None:
     assert any(name.startswith("tokenspeed_kernel/") and name.endswith(".fatbin") for name in names)
     assert "tokenspeed_protos/tokenspeed_scheduler_pb2_grpc.py" in names
     assert not [name for name in names if name.endswith("_test.py") or "/testdata/" in name]
+
+
+def test_what_is_optional_is_an_extra() -> None:
+    archive = zipfile.ZipFile(wheel_file())
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    lines = archive.read(name).decode().splitlines()
+    assert "Provides-Extra: bench" in lines and 'Requires-Dist: matplotlib; extra == "bench"' in lines

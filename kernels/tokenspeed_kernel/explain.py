@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         print(explain_text(arguments[0], arguments[1:]) if arguments else list_text())
     except KernelError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"ts kernels explain: error: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -27,6 +27,11 @@ def record_line(name: str, data: bytes) -> str:
     return f"{name},sha256={digest},{len(data)}\n"
 
 
+def extras(requires: list[str]) -> list[str]:
+    """The names behind `extra == "..."`, of what is not installed unless asked for."""
+    return sorted({name for line in requires for name in re.findall(r'extra == "([\w-]+)"', line)})
+
+
 def metadata(options: argparse.Namespace, version: str) -> str:
     lines = [
         "Metadata-Version: 2.1",
@@ -35,6 +40,7 @@ def metadata(options: argparse.Namespace, version: str) -> str:
         f"Summary: {options.summary}",
         "License: MIT",
         "Requires-Python: >=3.11",
+        *(f"Provides-Extra: {name}" for name in extras(options.requires)),
         *(f"Requires-Dist: {requirement}" for requirement in options.requires),
     ]
     return "\n".join(lines) + "\n"

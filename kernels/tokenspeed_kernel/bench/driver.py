@@ -128,7 +128,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args(arguments)
     if not current_platform().has_device(options.device):
-        print(f"error: --device {options.device}: this machine has none", file=sys.stderr)
+        print(f"ts kernels bench: error: --device {options.device}: this machine has none", file=sys.stderr)
         return 2
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -137,6 +137,6 @@ def main(arguments: Sequence[str]) -> int:
             solutions(options.op)
         print_rows(measure(options.device, options.op, options.budget_s, options.only), options.json)
     except KernelError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"ts kernels bench: error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -233,7 +233,7 @@ def test_explain_refuses_what_it_cannot_read(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert explain_main(arguments) == 2
-    assert capsys.readouterr().err == f"error: {message}\n"
+    assert capsys.readouterr().err == f"ts kernels explain: error: {message}\n"
 
 
 @pytest.mark.parametrize("value", ["no_such_module_for_a_kernel_plugin", "tokenspeed_kernel.registry:no_such_name"])

@@ -78,8 +78,10 @@ class Child:
     def _copy_lines(self, out: IO[str]) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            out.write(f"[{self.tag}] {line.decode(errors='replace')}")
-            out.flush()
+            # A child must not hang on a full pipe because nobody reads our lines any more.
+            with contextlib.suppress(OSError, ValueError):
+                out.write(f"[{self.tag}] {line.decode(errors='replace')}")
+                out.flush()
 
 
 def describe_status(status: int) -> str:

@@ -14,13 +14,14 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tokenspeed.cli import bench_workloads
-from tokenspeed.cli.bench_report import plot, summarize, table
+from tokenspeed.cli.bench_plot import can_plot, plot
+from tokenspeed.cli.bench_report import summarize, table
 from tokenspeed.cli.bench_requests import Outcome, Sender, run_sessions
 from tokenspeed.cli.bench_workloads import Lengths, Session
+from tokenspeed.cli.errors import INTERRUPTED
 from tokenspeed.cli.eval_command import Progress
 from tokenspeed.cli.eval_server import Client, ServerError
 from tokenspeed.config.flags import Flag, FlagError, json_object, parse_flags
@@ -52,7 +53,7 @@ FLAGS = (
     Flag(("--goodput",), "append", None, "ttft:MS tpot:MS e2el:MS, which a good request stays within", _REPORT),
     Flag(("--percentiles", "--metric-percentiles"), "str", "50,90,95,99", "of each latency, with commas", _REPORT),
     Flag(("--json",), "str", None, "write the summary and every request's times to this file", _REPORT),
-    Flag(("--plot",), "str", None, "write a PNG of the latencies (with matplotlib)", _REPORT),
+    Flag(("--plot",), "str", None, "write a PNG of throughput and latencies (with matplotlib: the extra bench)", _REPORT),
 )
 _USAGE = """\
 usage: ts bench serve [--base-url URL] [flags]
@@ -75,23 +76,33 @@ def main(argv: Sequence[str]) -> int:
         print(_USAGE + help_text(FLAGS))
         return 0
     flags = make_flags(argv)
+    if flags["plot"] and not can_plot():
+        raise FlagError("--plot", "matplotlib is not installed: pip install 'tokenspeed[bench]'")
     sessions = make_sessions(flags)
     with contextlib.ExitStack() as files:
         out = files.enter_context(_opened("--json", flags["json"])) if flags["json"] else None
         if flags["plot"]:
             files.enter_context(_opened("--plot", flags["plot"]))
+        outcomes: list[Outcome] = []
+        interrupted = False
         try:
-            model, outcomes = asyncio.run(_run(flags, sessions))
+            model = asyncio.run(_run(flags, sessions, outcomes))
         except ServerError as error:
             print(f"ts bench serve: error: {error}", file=sys.stderr)
             return error.status
+        except KeyboardInterrupt:
+            if not outcomes:
+                raise
+            model, interrupted = flags["model"] or "", True
         summary = {"model": model, **summarize(outcomes, flags["percentiles"], flags["goodput"])}
         if out is not None:
             json.dump({**summary, "requests": [_row(outcome) for outcome in outcomes]}, out)
     print(table(summary, flags["percentiles"]))
-    if flags["plot"] and not plot(outcomes, flags["plot"]):
-        Path(flags["plot"]).unlink()
-        print("ts bench serve: no plot: matplotlib is not installed", file=sys.stderr)
+    if flags["plot"]:
+        plot(outcomes, summary, flags["plot"])
+    if interrupted:
+        print(f"ts bench serve: interrupted after {len(outcomes)} of {flags['num_prompts']} requests", file=sys.stderr)
+        return INTERRUPTED
     return 1 if summary["failed"] else 0
 
 
@@ -153,19 +164,25 @@ def make_sessions(flags: dict[str, Any]) -> list[Session]:
     return bench_workloads.trace_sessions(flags["data"], count, flags["trace_speed"])
 
 
-async def _run(flags: dict[str, Any], sessions: Sequence[Session]) -> tuple[str, list[Outcome]]:
-    """The model's name and an outcome a request."""
+async def _run(flags: dict[str, Any], sessions: Sequence[Session], outcomes: list[Outcome]) -> str:
+    """The model's name. outcomes: takes one a request, in the order of the sessions once all have ended, and as they
+    end until then."""
     progress = Progress(flags["num_prompts"], sys.stderr, "answered")
     starts_s = bench_workloads.starts(sessions, flags["request_rate"], flags["burstiness"], flags["seed"])
     async with Client(flags["base_url"], flags["api_key"], 1, flags["timeout"]) as client:
         await client.choose_model(flags["model"])
         fields = {**({"ignore_eos": True} if flags["ignore_eos"] else {}), **flags["extra_body"]}
         send = Sender(client, flags["api"], fields, time.perf_counter)
-        outcomes = await run_sessions(
-            sessions, starts_s, send, flags["max_concurrency"], lambda one: progress.count({"correct": not one.error})
-        )
-    progress.close()
-    return client.model, outcomes
+
+        def done(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            progress.count({"correct": not outcome.error})
+
+        try:
+            outcomes[:] = await run_sessions(sessions, starts_s, send, flags["max_concurrency"], done)
+        finally:
+            progress.close()
+    return client.model
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:

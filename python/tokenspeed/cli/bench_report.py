@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Outcomes of `ts bench serve` as numbers, a table and a plot. Pure but for the plot's file.
+"""Outcomes of `ts bench serve` as numbers and a table. Pure.
 
 The summary's names and their meaning are those that vLLM's `bench serve` made customary; times are in milliseconds.
 Failed requests are counted and are in no latency and no throughput.
@@ -7,7 +7,6 @@ Failed requests are counted and are in no latency and no throughput.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import statistics
@@ -102,21 +101,3 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return str(value) if isinstance(value, int) else f"{value:.2f}"
-
-
-def plot(outcomes: Sequence[Outcome], path: str) -> bool:
-    """Write cumulative shares of every latency as a PNG; False where matplotlib is not installed."""
-    try:
-        figures = importlib.import_module("matplotlib.figure")
-    except ImportError:
-        return False
-    figure = figures.Figure(figsize=(10, 8))
-    panes = figure.subplots(2, 2).flat
-    measured = latencies([outcome for outcome in outcomes if not outcome.error])
-    for pane, (name, values) in zip(panes, measured.items(), strict=True):
-        ordered = sorted(values)
-        pane.step(ordered, [(rank + 1) / len(ordered) for rank in range(len(ordered))], where="post")
-        pane.set(title=f"{name}: {METRICS[name]}", xlabel="ms", ylabel="share of requests")
-    figure.tight_layout()
-    figure.savefig(path, format="png")
-    return True

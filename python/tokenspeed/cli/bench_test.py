@@ -9,6 +9,8 @@ import itertools
 import json
 import lzma
 import math
+import os
+import signal
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,10 +20,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tokenspeed.cli import bench_command, bench_workloads, ts
-from tokenspeed.cli.bench_report import percentile, plot, summarize, table
+from tokenspeed.cli import bench_command, bench_plot, bench_workloads, ts
+from tokenspeed.cli.bench_plot import plot
+from tokenspeed.cli.bench_report import percentile, summarize, table
 from tokenspeed.cli.bench_requests import Outcome, Recorder
 from tokenspeed.cli.bench_workloads import Lengths
+from tokenspeed.cli.eval_command import Progress
 from tokenspeed.cli.eval_server import ServerError
 from tokenspeed.config.flags import FlagError
 from tokenspeed.gateway.testing.serving import serving as running
@@ -307,17 +311,61 @@ def test_a_server_that_is_not_there_is_one_line_and_status_1(capsys: pytest.Capt
     assert len(err.splitlines()) == 1 and "http://127.0.0.1:9/v1/models" in err
 
 
-def test_a_plot_without_matplotlib_is_one_line(
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
     path = tmp_path / "x.png"
-    assert not plot([answered(0.0, [1.0], 1)], str(path))
-    with serving(Server("")) as url:
-        words = ["--base-url", url, "--num-prompts", "1", "--output-len", "1", "--plot", str(path)]
-        assert ts.main(["bench", "serve", *words]) == 0
-    assert capsys.readouterr().err == "ts bench serve: no plot: matplotlib is not installed\n" and not path.exists()
+    assert ts.main(["bench", "serve", "--base-url", "http://127.0.0.1:9", "--plot", str(path)]) == 2
+    assert "--plot: matplotlib is not installed" in capsys.readouterr().err and not path.exists()
+
+
+def test_a_run_is_drawn_also_with_failures(tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    server, words = Server("refuse me"), "--num-prompts 6 --input-len 3 --output-len 4"
+    with serving(server) as url:
+        assert ts.main(["bench", "serve", "--base-url", url, *words.split(), "--plot", str(path)]) == 0
+    width, height = png_size(path)
+    assert width >= 1000 and height >= 700 and path.stat().st_size > 20_000
+    failed = [answered(0.0, [0.5], 1), Recorder(0.0).outcome(2.0, "refused")]
+    plot(failed[1:], {**summarize(failed[1:], [50], {}), "model": "m"}, str(path))
+    assert png_size(path) == (width, height)
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    """Width and height in pixels, of the header of a PNG."""
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n" and head[12:16] == b"IHDR"
+    return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+
+
+def test_tokens_and_open_requests_lie_where_they_happened() -> None:
+    outcomes = [answered(100.0, [0.5, 1.5], 4), answered(101.0, [0.25], 1)]
+    assert bench_plot.throughput(outcomes, 100.0, 1.0, 2) == [2.0, 3.0]
+    times, numbers = bench_plot.open_requests(outcomes, 100.0)
+    assert list(zip(times, numbers, strict=True)) == [(0.0, 0), (0.0, 1), (1.0, 2), (1.25, 1), (1.5, 0)]
+    widths = {bench_plot.bin_width_s(seconds) for seconds in (0.08, 0.9, 79.0, 81.0, 3600.0)}
+    assert widths == {0.001, 0.02, 1.0, 2.0, 50.0}
+
+
+def test_ctrl_c_tells_what_was_answered_until_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server("")
+    count = Progress.count
+
+    def interrupting(self: Progress, result: dict[str, Any]) -> None:
+        count(self, result)
+        if self.done == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Progress, "count", interrupting)
+    words = "--num-prompts 500 --input-len 3 --output-len 4 --max-concurrency 1"
+    with serving(server) as url:
+        assert ts.main(["bench", "serve", "--base-url", url, *words.split()]) == 130
+    captured = capsys.readouterr()
+    assert "request throughput" in captured.out and captured.err.startswith("ts bench serve: interrupted after ")
 
 
 def test_help_names_the_workloads(capsys: pytest.CaptureFixture[str]) -> None:

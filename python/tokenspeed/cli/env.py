@@ -22,6 +22,12 @@ _PACKAGES = (
     "aiohttp",
     "jinja2",
     "prometheus_client",
+    "grpcio",
+    "xgrammar",
+    "llguidance",
+    "transformers",
+    "flashinfer-python",
+    "mooncake-transfer-engine-cuda13",
 )
 
 

@@ -10,6 +10,8 @@ from tokenspeed.config.flags import FlagError
 from tokenspeed.config.model_error import ModelError
 
 USAGE = 2
+INTERRUPTED = 130
+"""What shells say of a program that Ctrl-C ended."""
 
 
 def reporting(command: str, run: Callable[[], int]) -> int:

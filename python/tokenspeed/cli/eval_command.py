@@ -249,14 +249,14 @@ class Progress:
 
     def __init__(self, total: int, stream: IO[str], said: str) -> None:
         self._total, self._stream, self._live, self._said = total, stream, stream.isatty(), said
-        self._done = self._right = 0
+        self.done = self._right = 0
 
     def count(self, result: dict[str, Any]) -> None:
-        self._done += 1
+        self.done += 1
         self._right += bool(result.get("correct"))
         if self._live:
-            bar = "#" * (self._WIDTH * self._done // self._total)
-            self._stream.write(f"\r[{bar:<{self._WIDTH}}] {self._done}/{self._total}, {self._right} {self._said}")
+            bar = "#" * (self._WIDTH * self.done // self._total)
+            self._stream.write(f"\r[{bar:<{self._WIDTH}}] {self.done}/{self._total}, {self._right} {self._said}")
             self._stream.flush()
 
     def close(self) -> None:

@@ -77,7 +77,8 @@ def read_trace(path: str) -> dict[str, Any]:
         with gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8") as file:
             trace = json.load(file)
     except (OSError, ValueError, EOFError) as error:
-        raise FlagError(path, str(error)) from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise FlagError(path, why) from None
     trace = {"traceEvents": trace} if isinstance(trace, list) else trace
     events = trace.get("traceEvents") if isinstance(trace, dict) else None
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):

@@ -281,6 +281,9 @@ def gateway_arguments(split: Split, worker_url: str) -> list[str]:
         words += ["--preferred-sampling-params", preferred]
     if "--disable-retries" not in given:
         words.append("--disable-retries")  # one engine: there is nobody else to try
+    known = {name for flag in SUPERVISED_GATEWAY_FLAGS for name in flag.spellings}
+    for name in given - known:
+        raise FlagError(name, "no such flag (see `ts serve --help` and `smg launch --help`)")
     if "--worker-urls" in given:
         raise FlagError("--worker-urls", "is for `smg launch`; here the supervisor makes the lane")
     return [*words, "--backend", "tokenspeed", "--worker-urls", worker_url]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,14 @@ def test_what_nobody_honours_is_refused_by_name_before_anything_starts(folder: s
         (["kernels"], "ts kernels list"),
         (["kernels", "polish"], "ts kernels list"),
         (["kernels", "tune", "--op", "norm.rmx"], "norm.rmx"),
+        (["kernels", "explain", "norm.rmx"], "ts kernels explain: error: unknown operation"),
+        (["env", "x"], "ts env: error: x: takes no arguments"),
+        (["version", "--json"], "--json"),
+        (["bench", "all"], "ts bench serve"),
+        (["merge-traces", "/no/such/trace", "-o", "x"], "error: /no/such/trace: No such file"),
+        (["serve", "--headless", "--port", "1"], "--port: is the gateway's"),
+        (["serve", "--headless", "--data-parallel-address", "a:1"], "--data-parallel-address: 'a:1' is no host"),
+        (["serve", "--headless", "--data-parallel-address", ""], "--data-parallel-address"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(
@@ -129,6 +138,35 @@ def test_smg_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -
 def test_version_and_help_are_printed(capsys: pytest.CaptureFixture[str], program: object) -> None:
     assert program.main(["--version"]) == 0 and capsys.readouterr().out.strip() == __version__  # type: ignore[attr-defined]
     assert program.main([]) == 0 and "usage:" in capsys.readouterr().out  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("words", ["bench", "kernels", "kernels list", "kernels explain", "env", "version", "serve"])
+def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str], words: str) -> None:
+    for asked in ("--help", "-h"):
+        assert ts.main([*words.split(), asked]) == 0
+        assert capsys.readouterr().out.startswith(f"usage: ts {words.split()[0]}")
+
+
+def test_ctrl_c_is_one_line_and_the_shells_status(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokenspeed.cli.eval_command.main", interrupted)
+    assert ts.main(["eval", "--task", "choice"]) == 130
+    assert capsys.readouterr().err == "ts eval: interrupted\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "tokenspeed.cli.ts", "serve", "--help"]
+    done = subprocess.run(
+        command, stdout=writes, stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=":".join(sys.path))
+    )
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_help_of_serve_lists_the_flags(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ waiting.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import ssl
 import time
@@ -239,8 +240,9 @@ class Supervisor:
         )
 
     def _say(self, text: str) -> None:
-        self._out.write(f"ts serve: {text}\n")
-        self._out.flush()
+        with contextlib.suppress(OSError):  # nobody reads: serving goes on
+            self._out.write(f"ts serve: {text}\n")
+            self._out.flush()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals += 1

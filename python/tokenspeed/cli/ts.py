@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tokenspeed.cli._proc import die_with_parent
-from tokenspeed.cli.errors import USAGE, reporting
+from tokenspeed.cli.errors import INTERRUPTED, USAGE, reporting
 from tokenspeed.version import __version__
 
 HELP = """\
@@ -27,11 +28,43 @@ usage: ts COMMAND ...
 """
 
 
+BENCH_HELP = """\
+usage: ts bench serve [flags]
+
+  serve    load a running server and tell its latencies; `ts bench serve --help` lists the flags
+"""
+KERNELS_HELP = """\
+usage: ts kernels COMMAND ...
+
+  list                          every operation and its solutions
+  explain [OP [NAME=VALUE ...]]  which kernel runs a call of an operation here, and why the others do not; the parts of
+                                the call are device, dtype and the operation's traits
+  tune                          measure the solutions and keep the fastest; `ts kernels tune --help` lists the flags
+  bench                         time the solutions; `ts kernels bench --help` lists the flags
+"""
+_HELP_WORDS = ("--help", "-h", "help")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 1 when something failed, 2 when the command line or the model is wrong."""
+    """The exit status: 0, 1 when something failed, 2 when the command line or the model is wrong, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     die_with_parent()
-    command, rest = (words[0], words[1:]) if words else ("--help", [])
+    try:
+        status = _run(*(words[0], words[1:]) if words else ("--help", []))
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print(f"ts {words[0]}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever reads has seen enough (`ts ... | head`). What is left to write must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(command: str, rest: list[str]) -> int:
+    if command in _HELP_WORDS:
+        return _say(HELP)
     if command == "serve":
         from tokenspeed.cli import serve
 
@@ -49,25 +82,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "kernels":
         return _kernels(rest)
     if command == "env":
-        from tokenspeed.cli import env
-
-        print(env.report())
-        return 0
+        return _alone("ts env", rest, _environment)
     if command in ("version", "--version"):
-        print(__version__)
-        return 0
-    if command in ("--help", "-h", "help"):
-        print(HELP, end="")
-        return 0
-    known = "serve, eval, bench, kernels, merge-traces, env, version"
-    print(f"ts: error: {command}: no such command ({known})", file=sys.stderr)
+        return _alone("ts version", rest, lambda: __version__)
+    return _wrong("ts", f"{command}: no such command (serve, eval, bench, kernels, merge-traces, env, version)")
+
+
+def _say(text: str) -> int:
+    print(text, end="")
+    return 0
+
+
+def _wrong(command: str, message: str) -> int:
+    print(f"{command}: error: {message}", file=sys.stderr)
     return USAGE
 
 
+def _environment() -> str:
+    from tokenspeed.cli import env
+
+    return env.report()
+
+
+def _alone(command: str, rest: list[str], text: Callable[[], str]) -> int:
+    """A command that takes nothing."""
+    if rest[:1] and rest[0] in _HELP_WORDS:
+        return _say(f"usage: {command}\n")
+    if rest:
+        return _wrong(command, f"{rest[0]}: takes no arguments")
+    return _say(text() + "\n")
+
+
 def _bench(rest: list[str]) -> int:
+    if rest[:1] and rest[0] in _HELP_WORDS:
+        return _say(BENCH_HELP)
     if rest[:1] != ["serve"]:
-        print("ts bench: error: usage: ts bench serve [flags]", file=sys.stderr)
-        return USAGE
+        return _wrong("ts bench", "usage: ts bench serve [flags]")
     from tokenspeed.cli import bench_command
 
     return reporting("ts bench serve", lambda: bench_command.main(rest[1:]))
@@ -75,6 +125,8 @@ def _bench(rest: list[str]) -> int:
 
 def _kernels(rest: list[str]) -> int:
     command, arguments = (rest[0], rest[1:]) if rest else ("", [])
+    if command in _HELP_WORDS or (command in ("list", "explain") and {"--help", "-h"} & set(arguments)):
+        return _say(KERNELS_HELP)
     if command == "list" and not arguments:
         from tokenspeed_kernel import explain
 
@@ -91,8 +143,7 @@ def _kernels(rest: list[str]) -> int:
         from tokenspeed_kernel.bench import driver
 
         return driver.main(arguments)
-    print("ts kernels: error: usage: ts kernels list | explain [OP] [name=value ...] | tune | bench", file=sys.stderr)
-    return USAGE
+    return _wrong("ts kernels", "usage: ts kernels list | explain [OP] [name=value ...] | tune | bench")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ engine waits at `--dist-init-addr` for the ranks of the others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -142,6 +143,14 @@ def _address(raw: Mapping[str, Any], nodes: int) -> tuple[str | None, int]:
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65535:
         raise FlagError("--dist-init-addr", f"{text!r} must be host:port")
     return (host, int(port)) if nodes > 1 else (None, 0)
+
+
+def gateway_host(raw: Mapping[str, Any]) -> str:
+    """Where a headless engine finds its gateway. Raises FlagError for what can be no host's name or address."""
+    host: str = raw["data_parallel_address"]
+    if not re.fullmatch(r"[\w.-]+|\[?[0-9a-fA-F]*(:[0-9a-fA-F.]*){2,}(%\w+)?\]?", host):
+        raise FlagError("--data-parallel-address", f"{host!r} is no host: give a name or an address, without the port")
+    return host
 
 
 def _agreed(raw: Mapping[str, Any], dests: tuple[str, ...]) -> int | None:

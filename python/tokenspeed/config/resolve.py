@@ -15,7 +15,7 @@ from tokenspeed.config.curve import EngineCurve, engine_curve
 from tokenspeed.config.flags import FlagError, json_object
 from tokenspeed.config.hardware import Hardware
 from tokenspeed.config.operations import OperationsConfig, operations_of
-from tokenspeed.config.parallel import ParallelConfig, parallel_of, replica_values
+from tokenspeed.config.parallel import ParallelConfig, gateway_host, parallel_of, replica_values
 from tokenspeed.config.quantization import GGUF_TYPES, QuantGroup, Quantization
 from tokenspeed.config.sampling import preferred_params
 from tokenspeed.config.tier import TierConfig, tier_of
@@ -247,7 +247,7 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
         ),
         operations=operations_of(raw),
         lane=LaneConfig(
-            raw["data_parallel_address"],
+            gateway_host(raw),
             _within(raw, "data_parallel_rpc_port", 1, 65535),
             _within(raw, "zmq_engine_index", 0, 65535),
             engine_curve(raw["zmq_curve_secret_key_file"], raw["zmq_curve_server_key"]),
