@@ -53,7 +53,7 @@ FLAGS = (
     Flag(("--goodput",), "append", None, "ttft:MS tpot:MS e2el:MS, which a good request stays within", _REPORT),
     Flag(("--percentiles", "--metric-percentiles"), "str", "50,90,95,99", "of each latency, with commas", _REPORT),
     Flag(("--json",), "str", None, "write the summary and every request's times to this file", _REPORT),
-    Flag(("--plot",), "str", None, "write a PNG of throughput and latencies (with matplotlib: the extra bench)", _REPORT),
+    Flag(("--plot",), "str", None, "write a PNG of throughput and latencies (matplotlib: the extra bench)", _REPORT),
 )
 _USAGE = """\
 usage: ts bench serve [--base-url URL] [flags]
