@@ -31,32 +31,33 @@ class Sequence:
     rows: torch.Tensor
 
 
-def sequence(length: int, seed: int, heads: int = 6) -> Sequence:
+def sequence(length: int, seed: int, heads: int = 6, width: int = LATENT + KEY) -> Sequence:
     generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(length, heads, LATENT + KEY, generator=generator)
-    return Sequence(q, torch.randn(length, LATENT + KEY, generator=generator))
+    q = torch.randn(length, heads, width, generator=generator)
+    return Sequence(q, torch.randn(length, width, generator=generator))
 
 
 def attend(
-    rows: list[tuple[Sequence, int, int]], block_size: int = 16, by_reference: bool = False
+    rows: list[tuple[Sequence, int, int]], block_size: int = 16, by_reference: bool = False, latent: int = LATENT
 ) -> list[torch.Tensor]:
     """Each row's queries [begin, end) over keys [0, end); free cache memory is NaN. Returns each row's output."""
     per_row = max(-(-end // block_size) for _, _, end in rows)
     num_blocks = 1 + per_row * len(rows)
-    cache = torch.full((num_blocks, block_size, LATENT + KEY), NAN)
+    width = rows[0][0].rows.shape[1]
+    cache = torch.full((num_blocks, block_size, width), NAN)
     # Blocks of different rows are interleaved and backwards.
     tables = (num_blocks - 1 - torch.arange(per_row * len(rows))).reshape(per_row, len(rows)).T.contiguous().int()
     for table, (item, _, end) in zip(tables, rows, strict=True):
         at = torch.arange(end)
         slots = table[at // block_size].long() * block_size + at % block_size
-        api.store_latent(item.rows[:end, :LATENT], item.rows[:end, LATENT:], cache, slots)
+        api.store_latent(item.rows[:end, :latent], item.rows[:end, latent:], cache, slots)
     lens = [end - begin for _, begin, end in rows]
     starts = torch.tensor([0, *lens], dtype=torch.int32).cumsum(0).int()
     ends = torch.tensor([end for _, _, end in rows], dtype=torch.int32)
     meta = api.AttentionMetadata(tables, starts, ends, max(lens), int(ends.max()), 0)
     q = torch.cat([item.q[begin:end] for item, begin, end in rows])
     run = reference if by_reference else api.latent_attention
-    return list(run(q, cache, meta, (LATENT + KEY) ** -0.5, LATENT).split(lens))
+    return list(run(q, cache, meta, width**-0.5, latent).split(lens))
 
 
 @pytest.mark.parametrize("heads", [1, 6, 16, 34, 128])
@@ -66,6 +67,16 @@ def test_mixed_rows_agree_with_the_reference(heads: int, block_size: int) -> Non
     rows = [(sequence(end, end, heads), begin, end) for begin, end in lengths]
     got, want = attend(rows, block_size), attend(rows, block_size, by_reference=True)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize(("latent", "key"), [(20, 6), (16, 8), (24, 16)])
+def test_sizes_that_are_no_multiple_of_16_agree_with_the_reference_and_keep_their_bits(latent: int, key: int) -> None:
+    lengths = [(0, 1), (127, 128), (0, 37), (50, 150)]
+    rows = [(sequence(end, end, width=latent + key), begin, end) for begin, end in lengths]
+    got, want = attend(rows, latent=latent), attend(rows, by_reference=True, latent=latent)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want, strict=True))
+    for row, amid in zip(rows, got, strict=True):
+        assert torch.equal(attend([row], block_size=5, latent=latent)[0], amid)
 
 
 def test_decode_gives_the_bits_of_prefill_however_the_prompt_was_cut() -> None:
@@ -105,14 +116,15 @@ def test_number_of_threads_and_block_size_change_no_bit() -> None:
             assert all(torch.equal(a, b) for a, b in zip(attend(rows, block_size=7), want, strict=True))
 
 
-def test_heads_product_has_the_bits_of_each_head_alone_and_of_each_token_alone() -> None:
-    x, weight = torch.randn(9, 6, 40), torch.randn(6 * 32, 40)
-    out = torch.full((9, 6, 32), NAN)
+@pytest.mark.parametrize("rows", [32, 10])
+def test_heads_product_has_the_bits_of_each_head_alone_and_of_each_token_alone(rows: int) -> None:
+    x, weight = torch.randn(9, 6, 40), torch.randn(6 * rows, 40)
+    out = torch.full((9, 6, rows), NAN)
     api.linear_heads(x, api.prepare_weight(weight, "cpu"), out)
     for head in range(6):
-        alone = api.linear(x[:, head], api.prepare_weight(weight[head * 32 : head * 32 + 32], "cpu"))
+        alone = api.linear(x[:, head], api.prepare_weight(weight[head * rows : head * rows + rows], "cpu"))
         assert torch.equal(out[:, head], alone)
-    one = torch.empty(1, 6, 32)
+    one = torch.empty(1, 6, rows)
     api.linear_heads(x[4:5], api.prepare_weight(weight, "cpu"), one)
     assert torch.equal(one[0], out[4])
 

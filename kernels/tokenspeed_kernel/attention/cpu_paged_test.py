@@ -76,7 +76,7 @@ def attend(
 
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("window", [0, 1, 40, 200])
-@pytest.mark.parametrize(("block_size", "head_dim", "group"), [(16, 64, 3), (5, 80, 1), (64, 16, 4)])
+@pytest.mark.parametrize(("block_size", "head_dim", "group"), [(16, 64, 3), (5, 80, 1), (64, 16, 4), (16, 20, 2)])
 def test_mixed_rows_agree_with_the_reference(
     window: int, block_size: int, head_dim: int, group: int, cache: tuple[torch.dtype, bool]
 ) -> None:
@@ -101,11 +101,11 @@ def test_soft_cap_and_sinks_agree_with_the_reference_and_keep_the_bits_of_a_row_
 
 
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize(("window", "head_dim"), [(0, HEAD_DIM), (100, HEAD_DIM), (100, 12)])
 def test_decode_gives_the_bits_of_prefill_however_the_prompt_was_cut(
-    window: int, cache: tuple[torch.dtype, bool]
+    window: int, head_dim: int, cache: tuple[torch.dtype, bool]
 ) -> None:
-    item = sequence(300, 1)
+    item = sequence(300, 1, head_dim=head_dim)
     (whole,) = attend([(item, 0, 300)], window=window, cache=cache)
     for cuts in ([1, 2, 64, 65, 300], [128, 129, 299, 300], [17, 130, 257, 300]):
         begin = 0
@@ -115,9 +115,10 @@ def test_decode_gives_the_bits_of_prefill_however_the_prompt_was_cut(
             begin = end
 
 
-def test_row_has_the_same_bits_alone_and_beside_others() -> None:
-    others = [(sequence(150, 2), 149, 150), (sequence(70, 3), 0, 70)]
-    mine = (sequence(290, 4), 280, 290)
+@pytest.mark.parametrize("head_dim", [HEAD_DIM, 12])
+def test_row_has_the_same_bits_alone_and_beside_others(head_dim: int) -> None:
+    others = [(sequence(150, 2, head_dim=head_dim), 149, 150), (sequence(70, 3, head_dim=head_dim), 0, 70)]
+    mine = (sequence(290, 4, head_dim=head_dim), 280, 290)
     (alone,) = attend([mine])
     for at in range(3):
         rows = [*others[:at], mine, *others[at:]]

@@ -90,6 +90,26 @@ def linear_heads(x: torch.Tensor, weight: PackedWeight, out: torch.Tensor) -> No
     )
 
 
+def _cut_panels(rows_per_head: int) -> bool:
+    return not _whole_panels(rows_per_head)
+
+
+@kernel(
+    "gemm.heads",
+    name="cpu_cut",
+    needs=cpu(),
+    dtypes=(torch.float32,),
+    traits=_TRAITS | {"rows_per_head": _cut_panels},
+    band=Band.PORTABLE,
+    batch_invariant=True,
+)
+def linear_heads_cut(x: torch.Tensor, weight: PackedWeight, out: torch.Tensor) -> None:
+    """Where a head's outputs end inside a panel: each head's inputs through all outputs, of which its own are kept."""
+    rows = out.shape[2]
+    for head in range(x.shape[1]):
+        out[:, head] = linear(x[:, head], weight, None)[:, head * rows : (head + 1) * rows]
+
+
 @kernel("gemm.embedding", name="cpu", needs=cpu(), dtypes=(torch.float32,), traits=_TRAITS, band=Band.NATIVE)
 def embedding(token_ids: torch.Tensor, weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     """Dequantise the rows that the ids name. ValueError for an id outside the table."""

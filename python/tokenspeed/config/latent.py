@@ -10,7 +10,7 @@ from typing import Any
 from tokenspeed.config.model_error import ModelError
 
 _UNIT = 16
-"""Elements of a vector register that every device's kernels count on."""
+"""Elements that a GPU's kernels take at once."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,24 @@ class LatentConfig:
         """Of what is cached of a token."""
         return self.latent_dim + self.rope_dim
 
+    def check_registers(self) -> None:
+        """Raise ModelError for sizes that a GPU's kernels cannot do. A CPU's take any, though slowly."""
+        sizes = {"kv_lora_rank": self.latent_dim, "qk_rope_head_dim": self.rope_dim, "v_head_dim": self.value_dim}
+        for name, size in sizes.items():
+            if size % _UNIT:
+                raise ModelError(
+                    f"{name} {size} is not supported on a GPU (only multiples of {_UNIT}); use --device cpu"
+                )
+
 
 def latent_from_json(values: Mapping[str, Any], where: str) -> LatentConfig:
     """Of a config.json's values. Raises ModelError."""
     return LatentConfig(
-        query_rank=None if values.get("q_lora_rank") is None else _size(values, "q_lora_rank", 1, where),
-        latent_dim=_size(values, "kv_lora_rank", _UNIT, where),
-        nope_dim=_size(values, "qk_nope_head_dim", 1, where),
-        rope_dim=_size(values, "qk_rope_head_dim", _UNIT, where),
-        value_dim=_size(values, "v_head_dim", _UNIT, where),
+        query_rank=None if values.get("q_lora_rank") is None else _size(values, "q_lora_rank", where),
+        latent_dim=_size(values, "kv_lora_rank", where),
+        nope_dim=_size(values, "qk_nope_head_dim", where),
+        rope_dim=_size(values, "qk_rope_head_dim", where),
+        value_dim=_size(values, "v_head_dim", where),
         interleaved=bool(values.get("rope_interleave", True)),
     )
 
@@ -59,22 +68,20 @@ def latent_from_gguf(values: Mapping[str, Any], where: str) -> LatentConfig:
     """Of a GGUF file's metadata without the architecture's prefix. Raises ModelError."""
     # Newer files tell the sizes of what is cached by the plain names, and those of heads by names of their own.
     suffix = "_mla" if "attention.key_length_mla" in values else ""
-    rope_dim = _size(values, "rope.dimension_count", _UNIT, where)
-    rank = None if "attention.q_lora_rank" not in values else _size(values, "attention.q_lora_rank", 1, where)
+    rope_dim = _size(values, "rope.dimension_count", where)
+    rank = None if "attention.q_lora_rank" not in values else _size(values, "attention.q_lora_rank", where)
     return LatentConfig(
         query_rank=rank,
-        latent_dim=_size(values, "attention.kv_lora_rank", _UNIT, where),
-        nope_dim=_size(values, f"attention.key_length{suffix}", 1, where) - rope_dim,
+        latent_dim=_size(values, "attention.kv_lora_rank", where),
+        nope_dim=_size(values, f"attention.key_length{suffix}", where) - rope_dim,
         rope_dim=rope_dim,
-        value_dim=_size(values, f"attention.value_length{suffix}", _UNIT, where),
+        value_dim=_size(values, f"attention.value_length{suffix}", where),
         interleaved=True,
     )
 
 
-def _size(values: Mapping[str, Any], name: str, unit: int, where: str) -> int:
+def _size(values: Mapping[str, Any], name: str, where: str) -> int:
     value = values.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ModelError(f"{where}: {name!r} must be a positive whole number, got {value!r}")
-    if value % unit:
-        raise ModelError(f"{where}: {name} {value} is not supported (only multiples of {unit})")
     return value

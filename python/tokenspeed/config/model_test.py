@@ -298,7 +298,7 @@ def test_deepseek_has_latent_sizes_and_grouped_experts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kv_lora_rank": 40}, "kv_lora_rank 40 is not supported"),
+        ({"kv_lora_rank": -40}, "'kv_lora_rank' must be a positive whole number, got -40"),
         ({"v_head_dim": None}, "'v_head_dim' must be a positive whole number, got None"),
         ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
         ({"topk_method": "greedy"}, "topk_method 'greedy' is not supported"),
@@ -312,6 +312,16 @@ def test_deepseek_has_latent_sizes_and_grouped_experts(tmp_path: Path) -> None:
 def test_deepseek_that_we_cannot_run_is_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load_model_config(folder_with(tmp_path, DEEPSEEK | change))
+
+
+def test_sizes_of_latents_that_gpus_lack_are_refused_there_by_name(tmp_path: Path) -> None:
+    latent = load_model_config(folder_with(tmp_path, DEEPSEEK)).latent
+    assert latent is not None
+    latent.check_registers()
+    odd = load_model_config(folder_with(tmp_path, DEEPSEEK | {"qk_rope_head_dim": 8})).latent
+    assert odd is not None
+    with pytest.raises(ModelError, match="qk_rope_head_dim 8 is not supported on a GPU"):
+        odd.check_registers()
 
 
 def write_gguf(path: Path, architecture: str, extra: Mapping[str, int | float | str], tensors: tuple[str, ...]) -> Path:

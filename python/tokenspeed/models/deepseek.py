@@ -57,6 +57,12 @@ def feed_forward(config: ModelConfig, weights: Weights, layer: int) -> Chain:
 class DeepseekForCausalLM(LlamaForCausalLM):
     layer_class = DeepseekLayer
 
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        assert config.latent is not None  # held by the configuration of this architecture
+        if weights.device.type != "cpu":
+            config.latent.check_registers()
+        super().__init__(config, weights)
+
     def kv_cache(self, block_size: int) -> list[LayerCache]:
         """One row a token for all heads, whole on every rank."""
         assert self.config.latent is not None

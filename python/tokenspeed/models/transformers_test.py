@@ -135,6 +135,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         DEEPSEEK | {"q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False},
     ),
+    "deepseek-v3 with sizes that fill no register": (
+        "DeepseekV3",
+        DEEPSEEK
+        | {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 12, "q_lora_rank": 7},
+    ),
+    "llama with heads that fill no register": ("Llama", {"head_dim": 10}),
     "gemma3": ("Gemma3", GEMMA | {"num_hidden_layers": 7}),
     "gemma3 with scalings of both kinds of layer": (
         "Gemma3",
@@ -183,7 +189,9 @@ def test_logits_and_64_greedy_tokens_equal_transformers(case: str, tmp_path: Pat
     with torch.inference_mode():
         expected = theirs(torch.tensor([prompt])).logits[0]
     sequences = PagedSequences(ours, 2, max_len=128)
-    torch.testing.assert_close(sequences.prefill(0, prompt), expected, rtol=1e-4, atol=1e-4)
+    logits = sequences.prefill(0, prompt)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(PagedSequences(ours, 1, 128).prefill(0, prompt, chunk=7), logits)
     tokens = sequences.greedy(1, prompt, 64)
     # Step by step, theirs would choose the same: after each prefix of ours, its likeliest token is ours.
     with torch.inference_mode():
