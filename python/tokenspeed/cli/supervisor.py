@@ -31,6 +31,7 @@ ENGINE_STOP_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 HEALTHY_S = 60.0
 """A restarted child that lives this long has earned its chances back."""
+GATEWAY_LAST_WORDS_S = 2.0
 GATEWAY_SLACK_S = 5.0
 """How much longer than its own drain limit the gateway may take."""
 
@@ -217,7 +218,9 @@ class Supervisor:
         )
         while gateway.poll() is None and time.monotonic() < deadline_s and self._signals < 2:
             time.sleep(POLL_S)
-        gateway.end(0.0 if self._signals >= 2 or gateway.poll() is None else 1.0)
+        if self._signals >= 2:
+            gateway.terminate()  # its second one: it tells its streams, and ends
+        gateway.end(GATEWAY_LAST_WORDS_S if self._signals >= 2 or gateway.poll() is not None else 0.0)
         engine.terminate()
         engine.end(0.0 if self._signals >= 2 else ENGINE_STOP_S)
 

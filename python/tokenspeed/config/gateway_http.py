@@ -46,7 +46,7 @@ def _flag(names: str, kind: Kind, default: Any, group: str, text: str) -> Flag:
 _HTTP, _LIMITS, _LOGS, _MODEL = "HTTP", "Limits", "Logs and metrics", "Model"
 
 HTTP_FLAGS: tuple[Flag, ...] = (
-    _flag("--max-connections", "int", 0, _LIMITS, "connections open at once; more get 503; 0: no limit"),
+    _flag("--max-connections", "int", 0, _LIMITS, "connections at once; more get 503; 0: as many as files, but 128"),
     _flag("--header-read-timeout-secs", "float", 30.0, _LIMITS, "longest time for the head of a request; 0: no limit"),
     _flag(
         "--stream-body-stall-timeout-secs",

@@ -136,7 +136,8 @@ class StepLog:
             self._metrics.metrics.blocks_moved(direction, num_bytes)
 
     def aborting_all(self, reason: str) -> None:
-        logger.warning("aborting %d requests: %s", len(self._requests), reason)
+        level = logging.WARNING if self._requests else logging.INFO
+        logger.log(level, "aborting %d requests: %s", len(self._requests), reason)
 
     def _finish_line(self, record: RequestRecord, reason: str, counters: Counters) -> str:
         if not self._config.log_request_stats:

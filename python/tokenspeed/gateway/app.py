@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
+import socket
 import ssl
 import sys
 import time
@@ -37,7 +39,7 @@ from tokenspeed.gateway.history.store import Backend, BackendError, History
 from tokenspeed.gateway.http.admin import AdminApi
 from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.auth import KeyCheck
-from tokenspeed.gateway.http.connections import Connections
+from tokenspeed.gateway.http.connections import ACCEPTS_AT_ONCE, Connections, LoopFaults, room_for_connections
 from tokenspeed.gateway.http.gauges import WorkerGauges
 from tokenspeed.gateway.http.logs import configure_logs
 from tokenspeed.gateway.http.protocol import Protocol
@@ -65,6 +67,8 @@ from tokenspeed.rpc.lane.gateway_end import LaneOptions
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
+_WAITING_CONNECTIONS = 1024
+"""In the system's queue, of the listener."""
 _WORKERS_COME_S = 1.0
 
 
@@ -200,7 +204,8 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
             routes += responses.routes()
             stop_response = responses.stop
         http = config.connections
-        connections = Connections(http.max_connections, http.header_timeout_s, metrics)
+        asyncio.get_running_loop().set_exception_handler(LoopFaults())
+        connections = Connections(room_for_connections(http.max_connections), http.header_timeout_s, metrics)
         http_options = HttpOptions(
             limits.max_payload_bytes, config.request_id_headers, http.stall_s, http.cors_origins, connections
         )
@@ -299,10 +304,15 @@ async def _listen(
     make = plain if main is None else main.connections.watched(plain)
     context = None if main is None else _tls(main.config)
     try:
-        listener = await loop.create_server(make, host, port, ssl=context, backlog=1024, reuse_port=shared or None)
+        listener = await loop.create_server(
+            make, host, port, ssl=context, backlog=ACCEPTS_AT_ONCE, reuse_port=shared or None
+        )
     except OSError as error:
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}", 1) from None
     stack.callback(listener.close)
+    for sock in listener.sockets:
+        with socket.socket(fileno=os.dup(sock.fileno())) as same:
+            same.listen(_WAITING_CONNECTIONS)
     return int(listener.sockets[0].getsockname()[1])
 
 

@@ -9,12 +9,56 @@ request is not limited here (the library's idle timeout is). Lives on the loop's
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import resource
+import time
 from collections.abc import Callable
+from typing import Any
 
 from tokenspeed.gateway.http.timeouts import Timeouts
 from tokenspeed.observability.gateway_metrics import GatewayMetrics
 
+logger = logging.getLogger(__name__)
+
 Make = Callable[[], asyncio.Protocol]
+ACCEPTS_AT_ONCE = 16
+"""Connections that the loop takes in one turn. It takes a few turns until one that is refused is closed."""
+_OWN_FILES = 128
+"""Files that are no connections, or none that is served: lanes to engines, the history, the loop's own."""
+_MOST_FILES = 1_048_576
+_NO_FILES_LEFT = (errno.EMFILE, errno.ENFILE)
+_SAY_AGAIN_S = 10.0
+
+
+def room_for_connections(asked: int) -> int:
+    """How many may be open: `asked`, or (0) as many as this process may open files, whose limit is raised as far as
+    the system lets it. One more would leave the listener without a file, and everybody without an answer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    files = _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    room = max(files - _OWN_FILES, files // 2)
+    return min(asked, room) if asked else room
+
+
+class LoopFaults:
+    """What the loop tells of faults that no task has: as it is, but for connections that cannot be accepted for want of
+    a file, of which it tells a thousand a second."""
+
+    def __init__(self) -> None:
+        self._said_s = -_SAY_AGAIN_S
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The loop's exception handler."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _NO_FILES_LEFT:
+            loop.default_exception_handler(context)
+        elif time.monotonic() >= self._said_s + _SAY_AGAIN_S:
+            self._said_s = time.monotonic()
+            logger.error("no connection can be accepted: %s (see --max-connections and ulimit -n)", error.strerror)
 
 
 class Connections:

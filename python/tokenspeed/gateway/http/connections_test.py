@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import http.client
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tokenspeed.gateway.http.connections import LoopFaults
 from tokenspeed.gateway.testing.fake_engine import Step, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids
 from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
@@ -205,3 +211,49 @@ def test_every_path_that_takes_a_body_stops_waiting_for_it(stalling: RunningGate
 
 def test_a_byte_order_mark_before_the_body_is_no_part_of_it(shared: RunningGateway) -> None:
     assert shared.post(PATH, b"\xef\xbb\xbf" + json.dumps(CHAT).encode())[0] == 200
+
+
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 256))
+from tokenspeed.gateway.testing.fake_engine import replying
+from tokenspeed.gateway.testing.running import RunningGateway, ids
+with RunningGateway([replying(ids("Paris"))]) as gateway:
+    print(gateway.port, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_more_connections_than_files_get_503_and_cost_nobody_an_answer() -> None:
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", FEW_FILES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **paths},
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        sockets = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(300)]
+        assert everything(sockets[-1]).startswith(b"HTTP/1.1 503 ")
+        first = sockets[100]  # within the limit that the system lets it have, not within the one it came with
+        first.sendall(b"GET /liveness HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert b" 200 " in everything(first)
+        for sock in sockets:
+            sock.close()
+        _, said = process.communicate("", timeout=60)
+        assert "Too many open files" not in said
+
+
+def test_a_listener_without_files_says_so_once_and_other_faults_are_told_as_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop, faults = asyncio.new_event_loop(), LoopFaults()
+    for _ in range(1000):
+        faults(loop, {"message": "socket.accept()", "exception": OSError(errno.EMFILE, "Too many open files")})
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["no connection can be accepted"]
+    faults(loop, {"message": "something else", "exception": ValueError("x")})
+    assert len(caplog.records) == 2
+    loop.close()

@@ -86,7 +86,8 @@ class CallObject:
         if text[i].isspace():
             return i + 1
         self._begin_value()
-        streams = self._key in _ARGUMENTS and self.announced and text[i] != '"' and not self._sent
+        # A string is unwrapped, and null means no arguments: neither can be passed on as it comes.
+        streams = self._key in _ARGUMENTS and self.announced and text[i] not in '"n' and not self._sent
         self._step = self._streamed if streams else self._collected_value
         return i
 
@@ -120,7 +121,7 @@ class CallObject:
             self.events.append(CallStart(self._index, name, None))
         elif self._key in _ARGUMENTS and self._arguments is None:
             unwrapped = _loads(raw) if raw.startswith('"') else raw
-            self._arguments = unwrapped or "{}"
+            self._arguments = unwrapped if unwrapped not in ("", "null") else "{}"
         if self.announced and self._arguments is not None and not self._sent:
             self._sent = True
             self.events.append(CallArguments(self._index, self._arguments))
@@ -153,6 +154,6 @@ def _loads(raw: str) -> str:
     """The string that a JSON string means; "" for what is no string."""
     try:
         value = json.loads(raw, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     return value if isinstance(value, str) else ""

@@ -8,7 +8,6 @@ Which markers a model uses is data. A name that is no tool of the request makes 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,15 +21,15 @@ Name = tuple[str, str | None]
 
 @dataclass(frozen=True)
 class MarkedFormat:
-    """begin: what ends the content, a section's or a call's begin. section_end: "" where there is none.
+    """sections: what begins several calls; section_ends: what ends them, () where there is none.
     separators: the markers between name and arguments, the last of which may be the arguments' own brace. name: (name,
     id) of the text between."""
 
-    section: str
+    sections: tuple[str, ...]
     call: str
     separators: tuple[str, ...]
     call_end: str
-    section_end: str
+    section_ends: tuple[str, ...]
     name: Callable[[str], Name]
 
 
@@ -40,8 +39,9 @@ def _plain_name(text: str) -> Name:
 
 def _kimi_name(text: str) -> Name:
     """`functions.NAME:INDEX`, which is also the call's id."""
-    found = re.fullmatch(r"\s*(?:functions\.)?(.+?)(?::\d+)?\s*", text, re.S)
-    return (found.group(1) if found else text.strip()), text.strip()
+    call_id = text.strip()
+    name, _, index = call_id.rpartition(":")
+    return (name if name and index.isdecimal() else call_id).removeprefix("functions."), call_id
 
 
 def _deepseek_v3_name(text: str) -> Name:
@@ -56,30 +56,30 @@ def _mistral_name(text: str) -> Name:
 
 
 DEEPSEEK_V3 = MarkedFormat(
-    "<｜tool▁calls▁begin｜>",
+    ("<｜tool▁calls▁begin｜>",),
     "<｜tool▁call▁begin｜>",
     ("{",),
     "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>",
+    ("<｜tool▁calls▁end｜>",),
     _deepseek_v3_name,
 )
 DEEPSEEK_V31 = MarkedFormat(
-    "<｜tool▁calls▁begin｜>",
+    ("<｜tool▁calls▁begin｜>",),
     "<｜tool▁call▁begin｜>",
     ("<｜tool▁sep｜>",),
     "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>",
+    ("<｜tool▁calls▁end｜>",),
     _plain_name,
 )
 KIMI_K2 = MarkedFormat(
-    "<|tool_calls_section_begin|>",
+    ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
     "<|tool_call_begin|>",
     ("<|tool_call_argument_begin|>",),
     "<|tool_call_end|>",
-    "<|tool_calls_section_end|>",
+    ("<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
     _kimi_name,
 )
-MISTRAL_MARKED = MarkedFormat("", "[TOOL_CALLS]", ("[ARGS]", "{"), "", "", _mistral_name)
+MISTRAL_MARKED = MarkedFormat((), "[TOOL_CALLS]", ("[ARGS]", "{"), "", (), _mistral_name)
 
 
 MARKED_TOKENS = frozenset(
@@ -88,7 +88,7 @@ MARKED_TOKENS = frozenset(
         *(
             marker
             for form in (DEEPSEEK_V31, KIMI_K2)
-            for marker in (form.section, form.call, *form.separators, form.call_end, form.section_end)
+            for marker in (*form.sections, form.call, *form.separators, form.call_end, *form.section_ends)
         ),
     }
 )
@@ -101,11 +101,10 @@ class MarkedCalls(Machine):
     def __init__(self, tools: Tools, form: MarkedFormat) -> None:
         super().__init__()
         self._tools, self._form = tools, form
-        self._begins = Markers([marker for marker in (form.section, form.call) if marker])
+        self._begins = Markers([*form.sections, form.call])
         self._separators = Markers(form.separators)
-        self._inside = Markers([marker for marker in (form.call, form.section_end) if marker])
-        ends = [marker for marker in (form.call_end, form.section_end, form.call) if marker]
-        self._ends = Markers(ends)
+        self._inside = Markers([form.call, *form.section_ends])
+        self._ends = Markers([marker for marker in (form.call_end, *form.section_ends, form.call) if marker])
         self._num_calls = 0
         self._raw = ""
         self._name_text = ""
@@ -116,7 +115,7 @@ class MarkedCalls(Machine):
         text, marker = self._until(self._begins)
         self._give_text(text)
         if marker is not None:
-            self._in_section = marker == self._form.section
+            self._in_section = marker in self._form.sections
             self._raw, self._name_text = marker, ""
             self._state = self._between if self._in_section else self._name
             return True

@@ -131,7 +131,7 @@ class ObjectCalls(Machine):
         if not self._final and (not start or (end.startswith(start) and end != start)):
             return False
         skipped, self._buffer = self._buffer[: len(self._buffer) - len(start)], start
-        if start.startswith("{") and (self._in_list or ";" in skipped or end):
+        if start.startswith("{"):
             self._raw = skipped
             self._begin_object()
         elif start.startswith("]") and self._in_list:

@@ -6,8 +6,9 @@ Formats that write parameters as bare text (XML-like ones) say nothing of their 
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 _JSON_TYPES: dict[type, set[str]] = {
@@ -43,7 +44,7 @@ class Tools:
     def as_json(self, name: str, parameter: str, text: str) -> str:
         """A bare value as JSON text of a type that the schema allows, else as a string."""
         types = self.types(name, parameter)
-        for candidate in (text.strip(), text.strip().lower()):
+        for candidate in _readings(text.strip()):
             try:
                 value = json.loads(candidate, parse_constant=_refuse)
             except (ValueError, RecursionError):
@@ -51,6 +52,20 @@ class Tools:
             if not types or types & _JSON_TYPES[type(value)]:
                 return candidate
         return json.dumps(text, ensure_ascii=False)
+
+
+def _readings(text: str) -> Iterator[str]:
+    """A value as JSON text, as it stands or from how Python writes it, which models mix up."""
+    yield text
+    if text in ("True", "False"):
+        yield text.lower()
+    elif text in ("None", "NULL", "Null", "nil"):
+        yield "null"
+    elif text[:1] in ("[", "{"):
+        try:
+            yield json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            return  # neither
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -68,6 +83,9 @@ def _types_of(schema: Any) -> set[str]:
     for key in ("enum", "const"):
         if key in schema:
             values = schema[key] if key == "enum" else [schema[key]]
+            if not isinstance(values, list):
+                return set()
             return set().union(*(_JSON_TYPES.get(type(value), set()) for value in values)) if values else set()
-    branches = [_types_of(item) for key in ("anyOf", "oneOf") for item in schema.get(key) or []]
+    given = [schema.get(key) for key in ("anyOf", "oneOf")]
+    branches = [_types_of(item) for items in given if isinstance(items, list) for item in items]
     return set().union(*branches) if branches and all(branches) else set()

@@ -22,7 +22,7 @@ class XmlFormat:
     which begins with call_head and goes on as call_rest says until it is whole; call_end closes it, and may be the
     section's end. parameter: matches a parameter's opening up to its value, with the
     group `name` and perhaps `string`; parameter_end closes it. trims_lines: one line break on either side of a value
-    belongs to the format."""
+    belongs to the format. bare: models are known to leave out the section's tag, so a call is also taken without it."""
 
     section: str
     section_end: str
@@ -33,6 +33,7 @@ class XmlFormat:
     parameter: re.Pattern[str]
     parameter_end: str
     trims_lines: bool
+    bare: bool = False
 
 
 _TO_TAG_END = re.compile(r"[^>\n]*")
@@ -47,6 +48,7 @@ QWEN_CODER = XmlFormat(
     re.compile(r"\s*<parameter=(?P<name>[^>\n]*)>"),
     "</parameter>",
     trims_lines=True,
+    bare=True,
 )
 GLM45 = XmlFormat(
     "<tool_call>",
@@ -91,7 +93,7 @@ class XmlCalls(Machine):
     def __init__(self, tools: Tools, form: XmlFormat) -> None:
         super().__init__()
         self._tools, self._form = tools, form
-        self._begins = Markers([form.section])
+        self._begins = Markers([form.section, form.call_head] if form.bare else [form.section])
         self._value_ends = Markers([form.parameter_end])
         self._num_calls = 0
         self._num_parameters = 0
@@ -105,6 +107,8 @@ class XmlCalls(Machine):
         self._give_text(text)
         if marker is not None:
             self._raw, self._state = marker, self._call_or_end
+            if marker != self._form.section:
+                self._raw, self._buffer = "", marker + self._buffer
             return True
         if self._final and not self._num_calls:
             self._flush_space()
@@ -145,6 +149,10 @@ class XmlCalls(Machine):
 
     def _refuse(self) -> bool:
         """No call: its marker is text, and so is what follows. After calls of the section there is nothing to show."""
+        head = self._form.call_head
+        if self._form.bare and self._buffer.startswith(head):
+            # It would be taken for a call again.
+            self._raw, self._buffer = self._raw + head, self._buffer[len(head) :]
         self._give_text(self._raw)
         self._raw = ""
         self._state = self._content
@@ -162,6 +170,10 @@ class XmlCalls(Machine):
         if self._closes(self._form.call_end):
             self._end_call()
             self._state = self._content if self._form.call_end == self._form.section_end else self._call_or_end
+            return True
+        if self._closes(self._form.section_end):  # a model forgot to close the call
+            self._end_call()
+            self._state = self._content
             return True
         found = self._opening(self._form.parameter)
         if found is not None:
