@@ -98,7 +98,7 @@ inline void BindConfig(py::module_& m) {
                        const py::object& role, const py::object& num_host_blocks,
                        const py::object& groups, const py::object& verify_overlap,
                        const py::object& num_layers, const py::object& load_lead_layers,
-                       const py::object& store) {
+                       const py::object& store, const py::object& context_cost_tokens) {
              return SchedulerConfig{
                  Integer<int32_t>(num_blocks, "num_blocks"),
                  Integer<int32_t>(block_size, "block_size"),
@@ -110,6 +110,7 @@ inline void BindConfig(py::module_& m) {
                  Integer<int32_t>(verify_width, "verify_width"),
                  Flag(verify_overlap, "verify_overlap"),
                  Integer<int32_t>(max_decode_gap_tokens, "max_decode_gap_tokens"),
+                 Integer<int32_t>(context_cost_tokens, "context_cost_tokens"),
                  Flag(enable_prefix_caching, "enable_prefix_caching"),
                  Integers(eos_token_ids, "eos_token_ids"),
                  Parse<Role>("role", role, kRoleNames),
@@ -127,7 +128,8 @@ inline void BindConfig(py::module_& m) {
            py::arg("num_host_blocks") = 0,
            py::arg("groups") = std::vector<CacheGroup>{{GroupKind::kFull, 1, 0, 0}},
            py::arg("verify_overlap") = false, py::arg("num_layers") = 1,
-           py::arg("load_lead_layers") = 1, py::arg("store") = py::none())
+           py::arg("load_lead_layers") = 1, py::arg("store") = py::none(),
+           py::arg("context_cost_tokens") = 0)
       .def_readonly("num_blocks", &SchedulerConfig::num_blocks)
       .def_readonly("block_size", &SchedulerConfig::block_size)
       .def_readonly("max_num_seqs", &SchedulerConfig::max_num_seqs)
@@ -138,6 +140,7 @@ inline void BindConfig(py::module_& m) {
       .def_readonly("verify_width", &SchedulerConfig::verify_width)
       .def_readonly("verify_overlap", &SchedulerConfig::verify_overlap)
       .def_readonly("max_decode_gap_tokens", &SchedulerConfig::max_decode_gap_tokens)
+      .def_readonly("context_cost_tokens", &SchedulerConfig::context_cost_tokens)
       .def_readonly("enable_prefix_caching", &SchedulerConfig::enable_prefix_caching)
       .def_readonly("eos_token_ids", &SchedulerConfig::eos_token_ids)
       .def_property_readonly(

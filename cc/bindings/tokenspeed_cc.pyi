@@ -90,6 +90,9 @@ class SchedulerConfig:
     max_decode_gap_tokens: int
     """Most prefill tokens in a step that also decodes: bounds the gap between two tokens of a running request.
     Without chunked prefill a prompt that does not fit beside the decodes gets one step of its own."""
+    context_cost_tokens: int
+    """How far a prompt's token attends for as much as the rest of it costs: in that gap a token with s tokens before it
+    counts as 1 + s / context_cost_tokens, so that chunks of a long context get shorter. 0: every token counts once."""
     enable_prefix_caching: bool
     eos_token_ids: list[int]
     role: str
@@ -128,6 +131,7 @@ class SchedulerConfig:
         num_layers: int = 1,
         load_lead_layers: int = 1,
         store: StoreConfig | None = None,
+        context_cost_tokens: int = 0,
     ) -> None: ...
 
 class RequestSpec:

@@ -169,6 +169,7 @@ Status Validate(const SchedulerConfig& config) {
       {"max_batched_tokens", config.max_batched_tokens, 1, kMaxTokens},
       {"verify_width", config.verify_width, 1, kMaxSteps},
       {"max_decode_gap_tokens", config.max_decode_gap_tokens, 1, kMaxTokens},
+      {"context_cost_tokens", config.context_cost_tokens, 0, kMaxTokens},
       {"num_host_blocks", config.num_host_blocks, 0, kMaxBlocks},
       {"num_layers", config.num_layers, 1, kMaxSteps},
       {"load_lead_layers", config.load_lead_layers, 0, config.num_layers},

@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -21,7 +23,9 @@ struct Scheduler::Draft {
   int32_t num_tokens = 0;            // of all rows
   int32_t prefill_budget = 0;        // tokens that prefill rows may still take
   bool has_running = false;          // somebody decodes in this step or waits for a later one
-  int64_t prompts_since_decode = 0;  // prompt tokens since the step that one of them had last
+  int64_t prompts_since_decode = 0;  // work on prompts since the step that one of them had last
+  // What prompts may still cost, in tokens without context.
+  int64_t prefill_work = std::numeric_limits<int64_t>::max();
 };
 
 }  // namespace tokenspeed

@@ -23,7 +23,7 @@ std::shared_ptr<const Plan> Scheduler::MakePlan() {
   }
   if (draft.rows.empty()) {
     PlanDecodes(draft);
-    draft.prefill_budget = PrefillBudget(draft);
+    SetPrefillBudget(draft);
     PlanPrefills(draft);
     AdmitWaiting(draft);
   } else {
@@ -43,7 +43,7 @@ void Scheduler::PlanDecodes(Draft& draft) {
     if (WillDecode(request)) {
       draft.has_running = true;
       draft.prompts_since_decode =
-          std::max(draft.prompts_since_decode, num_prompt_tokens_ - request.prompts_seen);
+          std::max(draft.prompts_since_decode, prompt_work_ - request.prompts_seen);
     }
     if (!IsReadyToDecode(request)) continue;
     const int32_t query_len = DecodeLength(request);
@@ -105,13 +105,30 @@ bool Scheduler::EnsureRoom(Request& request, int32_t num_tokens) {
   return true;
 }
 
-int32_t Scheduler::PrefillBudget(const Draft& draft) const {
-  const int32_t left = config_.max_batched_tokens - draft.num_tokens;
-  if (!draft.has_running) return left;
+void Scheduler::SetPrefillBudget(Draft& draft) const {
+  draft.prefill_budget = config_.max_batched_tokens - draft.num_tokens;
+  if (!draft.has_running) return;
   // Only what settles can let them decode again; with nothing in flight prompts need not wait.
-  if (draft.rows.empty() && tickets_.empty() && !BlocksWillReturn()) return left;
-  const int64_t allowed = config_.max_decode_gap_tokens - draft.prompts_since_decode;
-  return static_cast<int32_t>(std::clamp<int64_t>(allowed, 0, left));
+  if (draft.rows.empty() && tickets_.empty() && !BlocksWillReturn()) return;
+  draft.prefill_work = config_.max_decode_gap_tokens - draft.prompts_since_decode;
+  draft.prefill_budget =
+      static_cast<int32_t>(std::clamp<int64_t>(draft.prefill_work, 0, draft.prefill_budget));
+}
+
+int64_t Scheduler::WorkOf(int64_t start, int64_t num_tokens) const {
+  if (config_.context_cost_tokens == 0) return num_tokens;
+  // Token i attends to start + i others: the sum of 1 + (start + i) / context_cost_tokens.
+  return num_tokens + num_tokens * (2 * start + num_tokens) / (2 * config_.context_cost_tokens);
+}
+
+int32_t Scheduler::TokensWithin(int64_t work, int64_t start, int32_t most) const {
+  if (WorkOf(start, most) <= work) return most;
+  int32_t fits = 0;
+  for (int32_t above = most; above - fits > 1;) {
+    const int32_t middle = fits + (above - fits) / 2;
+    (WorkOf(start, middle) <= work ? fits : above) = middle;
+  }
+  return std::max(fits, 1);  // or a long prompt would never end
 }
 
 void Scheduler::PlanPrefills(Draft& draft) {
@@ -147,6 +164,9 @@ int32_t Scheduler::ChunkOf(const Draft& draft, const Request& request) const {
     // A state can only be saved where a step ends.
     chunk = std::min(chunk, group.checkpoint_tokens - request.scheduled % group.checkpoint_tokens);
   }
+  if (config_.chunked_prefill) {
+    chunk = TokensWithin(draft.prefill_work, request.scheduled, chunk);
+  }
   return chunk;
 }
 
@@ -154,8 +174,10 @@ void Scheduler::PlanChunk(Draft& draft, Request& request, int32_t chunk) {
   const auto tokens = request.log.tokens(request.scheduled, chunk);
   auto& prompt = draft.plan->prompt_token_ids;
   prompt.insert(prompt.end(), tokens.begin(), tokens.end());
-  draft.prefill_budget -= chunk;
-  num_prompt_tokens_ += chunk;
+  const int64_t work = WorkOf(request.scheduled, chunk);
+  prompt_work_ += work;
+  draft.prefill_work -= work;
+  draft.prefill_budget = draft.prefill_work > 0 ? draft.prefill_budget - chunk : 0;
   const bool last = request.scheduled + chunk == request.log.size();
   AddRow(draft, request, {.query_len = chunk, .samples = last, .decodes = false});
   if (!last) return;
@@ -196,7 +218,7 @@ void Scheduler::SaveStates(Draft& draft, Request& request, const RowShape& shape
 
 void Scheduler::InsertDecoding(Request& request) {
   const auto by_key = [](const Request* a, const Request* b) { return a->key < b->key; };
-  request.prompts_seen = num_prompt_tokens_;
+  request.prompts_seen = prompt_work_;
   decoding_.insert(std::upper_bound(decoding_.begin(), decoding_.end(), &request, by_key),
                    &request);
 }
@@ -250,7 +272,7 @@ std::shared_ptr<const Plan> Scheduler::Launch(Draft draft) {
   Plan& plan = *draft.plan;
   plan.step_id = next_step_++;
   for (const Row& row : draft.rows) {
-    if (row.decodes) row.request->prompts_seen = num_prompt_tokens_;
+    if (row.decodes) row.request->prompts_seen = prompt_work_;
   }
   plan.table_updates = cache_.tables().TakeUpdates();
   for (int32_t g = 1; g < cache_.num_groups(); ++g) {

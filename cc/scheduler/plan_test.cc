@@ -63,6 +63,34 @@ TEST(Plan, TheDecodeGapBoundsThePrefillBesideADecode) {
   }
 }
 
+TEST(Plan, BesideADecodeChunksGetShorterWithTheirContext) {
+  Sched sched;
+  sched.budget(64).gap(16).context_cost(8).submit(Ask(1).prompt(4).max_new(40));
+  sched.step();
+  sched.submit(Ask(2).prompt(60));
+  // 10 + 10 * 10 / 16 is 16, as is 6 + 6 * (2 * 10 + 6) / 16 less the fraction, and so on.
+  for (const int32_t chunk : {10, 6, 5, 4, 3, 3}) {
+    EXPECT_EQ(sched.step()->query_lens, (Ints{1, chunk}));
+  }
+}
+
+TEST(Plan, APromptAdvancesBesideADecodeWhateverItsContextCosts) {
+  Sched sched;
+  sched.budget(64).gap(2).context_cost(1).submit(Ask(1).prompt(4).max_new(40));
+  sched.step();
+  sched.submit(Ask(2).prompt(20).max_new(2));
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(sched.step()->query_lens, (Ints{1, 1}));
+  }
+}
+
+TEST(Plan, WithoutADecodeAContextCostsNothing) {
+  Sched sched;
+  sched.budget(64).gap(6).context_cost(1).submit(Ask(1).prompt(100));
+  EXPECT_EQ(sched.step()->query_lens, Ints{64});
+  EXPECT_EQ(sched.step()->query_lens, Ints{36});
+}
+
 TEST(Plan, WithoutADecodeTheGapDoesNotBound) {
   Sched sched;
   sched.budget(64).gap(6).submit(Ask(1).prompt(40));

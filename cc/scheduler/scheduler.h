@@ -121,7 +121,11 @@ class Scheduler {
   void AddRow(Draft& draft, Request& request, RowShape shape);
   void TakeCopies(Draft& draft, Request& request);
   std::shared_ptr<const Plan> Launch(Draft draft);
-  int32_t PrefillBudget(const Draft& draft) const;
+  void SetPrefillBudget(Draft& draft) const;
+  // What `num_tokens` of a prompt behind `start` others cost, in tokens without context.
+  int64_t WorkOf(int64_t start, int64_t num_tokens) const;
+  // The longest chunk from 1 to `most` within `work`, or 1.
+  int32_t TokensWithin(int64_t work, int64_t start, int32_t most) const;
   void NoteDelay(Request& request);
 
   // admission.cc
@@ -229,7 +233,7 @@ class Scheduler {
   std::optional<PauseMode> paused_;
   int64_t next_step_ = 0;
   int64_t next_sequence_ = 0;
-  int64_t num_prompt_tokens_ = 0;  // planned so far
+  int64_t prompt_work_ = 0;  // planned so far, in tokens without context
   int64_t weight_version_ = 0;
   int32_t publish_turns_ = 0;  // decode rows that may still publish while this step settles
   bool prefill_turn_ = false;  // the next step leaves decodes out for a prompt that must go whole

@@ -104,7 +104,7 @@ class Run {
     int64_t prompt_tokens;
     int64_t num_output = 0;
     bool lives = true;
-    int32_t prefill_since_decode = -1;  // tokens planned; -1: it has not decoded since it last came
+    int64_t prefill_since_decode = -1;  // work planned; -1: it has not decoded since it last came
   };
 
   RequestSpec SpecFrom(const Move& move, int64_t id) const {
@@ -230,19 +230,34 @@ class Run {
     Require(rows.size() == plan.request_ids.size(), "a request has one row in a step");
   }
 
-  // Prompt tokens between two decode steps of a request that goes on running. A prompt that must go
-  // whole is the exception that `chunked_prefill` off asks for.
+  // The work on prompts in a step, token by token; a single token goes whatever its context.
+  int64_t PromptWork(const Plan& plan) const {
+    int64_t work = 0;
+    for (auto row = static_cast<size_t>(plan.num_decode_rows); row < plan.query_lens.size();
+         ++row) {
+      const int64_t length = plan.query_lens[row];
+      work += length;
+      if (length == 1 || config_.context_cost_tokens == 0) continue;
+      int64_t twice = length;  // the middle of each token's own step
+      for (int64_t i = 0; i < length; ++i) twice += 2 * (plan.context_lens[row] + i);
+      work += twice / (2 * int64_t{config_.context_cost_tokens});
+    }
+    return work;
+  }
+
+  // Work on prompts between two decode steps of a request that goes on running. A prompt that must
+  // go whole is the exception that `chunked_prefill` off asks for.
   void CheckGap(const Plan& plan) {
-    const auto prefill = static_cast<int32_t>(plan.prompt_token_ids.size());
+    const int64_t prefill = PromptWork(plan);
     for (const int64_t id : plan.new_slot_request_ids) requests_.at(id).prefill_since_decode = -1;
     for (auto& [id, request] : requests_) {
       if (request.prefill_since_decode >= 0) request.prefill_since_decode += prefill;
     }
     for (int32_t row = 0; row < plan.num_decode_rows; ++row) {
-      int32_t& since =
+      int64_t& since =
           requests_.at(plan.request_ids[static_cast<size_t>(row)]).prefill_since_decode;
       Require(!config_.chunked_prefill || since <= config_.max_decode_gap_tokens,
-              "between two decode steps lie at most max_decode_gap_tokens of prompts");
+              "between two decode steps lie at most max_decode_gap_tokens of work on prompts");
       since = 0;
     }
   }

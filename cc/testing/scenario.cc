@@ -73,6 +73,7 @@ SchedulerConfig ConfigFrom(const std::vector<uint8_t>& bytes) {
   config.num_layers = knobs.Pick(1, 4);
   config.load_lead_layers = knobs.Pick(0, config.num_layers);
   if (knobs.Pick(0, 2) == 0) AddGroups(config, knobs);
+  config.context_cost_tokens = knobs.Pick(0, 3) == 3 ? knobs.Pick(1, 40) : 0;
   return config;
 }
 

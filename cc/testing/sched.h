@@ -54,6 +54,7 @@ class Sched {
   Sched& width(int32_t tokens) { return config_.verify_width = tokens, *this; }
   Sched& verify_overlap() { return config_.verify_overlap = true, *this; }
   Sched& gap(int32_t tokens) { return config_.max_decode_gap_tokens = tokens, *this; }
+  Sched& context_cost(int32_t tokens) { return config_.context_cost_tokens = tokens, *this; }
   Sched& role(Role role) { return config_.role = role, *this; }
   Sched& host_blocks(int32_t count) { return config_.num_host_blocks = count, *this; }
   Sched& store() { return config_.store.enabled = true, *this; }
@@ -113,6 +114,7 @@ class Sched {
                           .verify_width = 1,
                           .verify_overlap = false,
                           .max_decode_gap_tokens = 64,
+                          .context_cost_tokens = 0,
                           .enable_prefix_caching = true,
                           .eos_token_ids = {kEos},
                           .role = Role::kFused,
