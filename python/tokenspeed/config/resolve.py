@@ -426,7 +426,7 @@ def _scheduler(raw: Mapping[str, Any], model: ModelFacts, on_cpu: bool, max_mode
     chunked = chunk != -1
     # Every running request decodes in every step, so a step's budget covers them, with room for a prefill to advance.
     budget = max(chunk if chunked else _at_least(raw, "max_prefill_tokens", 1), max_num_seqs + 1)
-    gap = 256 if on_cpu else 2048
+    gap = 256 if on_cpu else 8192
     if raw["max_decode_gap"] is not None:
         gap = _at_least(raw, "max_decode_gap", 1)
     return SchedulerLimits(

@@ -69,7 +69,7 @@ TABLE: list[tuple[str, Hardware, dict[str, Any]]] = [
             "memory.share": 0.9,
             "scheduler.max_num_seqs": 160,
             "scheduler.max_batched_tokens": 8192,
-            "scheduler.max_decode_gap_tokens": 2048,
+            "scheduler.max_decode_gap_tokens": 8192,
         },
     ),
     ("", CPU_TORCH, {"device.device": "cpu"}),

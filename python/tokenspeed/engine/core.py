@@ -29,6 +29,7 @@ from tokenspeed.config.hardware import Hardware
 from tokenspeed.config.model import ModelConfig
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.resolve import Config, DeviceConfig, SchedulerLimits
+from tokenspeed.config.work import context_cost_tokens
 from tokenspeed.engine import memory
 from tokenspeed.engine.admission import Admission
 from tokenspeed.engine.compiles import LateCompiles
@@ -186,7 +187,8 @@ def build(
         started = _start_gpu(config, model, layers, sampler, state, ranks)
         caches, num_blocks, captured = started.caches, started.num_blocks, started.captured
     host_blocks = num_host_blocks(config, num_blocks, layers, ranks)
-    scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks, host_blocks))
+    context_cost = context_cost_tokens(model.config)
+    scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks, host_blocks, context_cost))
     runner = ModelRunner(
         model,
         sampler,
@@ -350,8 +352,9 @@ def release_memory(device: DeviceConfig) -> None:
 
 
 def scheduler_config(
-    limits: SchedulerLimits, num_blocks: int, host_blocks: int = 0
+    limits: SchedulerLimits, num_blocks: int, host_blocks: int = 0, context_cost: int = 0
 ) -> tokenspeed_cc.SchedulerConfig:
+    """context_cost: `config.work.context_cost_tokens` of the model."""
     return tokenspeed_cc.SchedulerConfig(
         num_blocks=num_blocks,
         block_size=limits.block_size,
@@ -362,6 +365,7 @@ def scheduler_config(
         overlap_depth=limits.overlap_depth,
         verify_width=1,
         max_decode_gap_tokens=limits.max_decode_gap_tokens,
+        context_cost_tokens=context_cost,
         enable_prefix_caching=limits.enable_prefix_caching,
         eos_token_ids=list(limits.eos_token_ids),
         num_host_blocks=host_blocks,

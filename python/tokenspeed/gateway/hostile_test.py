@@ -216,9 +216,7 @@ def test_what_an_engine_or_a_template_could_not_take_is_named(
     ],
 )
 def test_blocks_of_messages_are_looked_into(gateway: RunningGateway, block: dict[str, Any], param: str) -> None:
-    status, answer = gateway.post(
-        "/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": [block]}]}
-    )
+    status, answer = gateway.post("/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": [block]}]})
     assert (status, answer["error"]["param"]) == (400, f"messages[0].content[0].{param}")
 
 

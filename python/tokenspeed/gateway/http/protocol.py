@@ -48,8 +48,6 @@ class Protocol(web.RequestHandler):
             status, code = 415, "unsupported_encoding"
             said = "the body is encoded in a way that this server cannot read; gzip and deflate are"
         error = ApiError(status, code, said)
-        response = web.Response(
-            body=error.body, status=status, content_type="application/json", headers=error.headers
-        )
+        response = web.Response(body=error.body, status=status, content_type="application/json", headers=error.headers)
         response.force_close()
         return response
