@@ -15,6 +15,7 @@
 #include "cc/testing/device_model.h"
 #include "cc/testing/event_forest.h"
 #include "cc/testing/plan_ints.h"
+#include "cc/testing/prompt_work.h"
 
 namespace tokenspeed::testing {
 namespace {
@@ -230,25 +231,10 @@ class Run {
     Require(rows.size() == plan.request_ids.size(), "a request has one row in a step");
   }
 
-  // The work on prompts in a step, token by token; a single token goes whatever its context.
-  int64_t PromptWork(const Plan& plan) const {
-    int64_t work = 0;
-    for (auto row = static_cast<size_t>(plan.num_decode_rows); row < plan.query_lens.size();
-         ++row) {
-      const int64_t length = plan.query_lens[row];
-      work += length;
-      if (length == 1 || config_.context_cost_tokens == 0) continue;
-      int64_t twice = length;  // the middle of each token's own step
-      for (int64_t i = 0; i < length; ++i) twice += 2 * (plan.context_lens[row] + i);
-      work += twice / (2 * int64_t{config_.context_cost_tokens});
-    }
-    return work;
-  }
-
   // Work on prompts between two decode steps of a request that goes on running. A prompt that must
   // go whole is the exception that `chunked_prefill` off asks for.
   void CheckGap(const Plan& plan) {
-    const int64_t prefill = PromptWork(plan);
+    const int64_t prefill = PromptWork(plan, config_.context_cost_tokens);
     for (const int64_t id : plan.new_slot_request_ids) requests_.at(id).prefill_since_decode = -1;
     for (auto& [id, request] : requests_) {
       if (request.prefill_since_decode >= 0) request.prefill_since_decode += prefill;

@@ -305,7 +305,8 @@ SCHEDULER_FLAGS: tuple[Flag, ...] = (
         "int",
         None,
         _SCHEDULER,
-        "Prefill tokens between two tokens of a running request, at most (GPU 8192, CPU 256); behind a long context they count for more.",
+        "Prefill tokens between two tokens of a running request, at most (GPU 8192, CPU 256); those behind a long "
+        "context count for more.",
     ),
     _flag("--overlap-depth", "int", None, _SCHEDULER, "Steps in flight while the next is planned: 0 or 1 (1)."),
     _flag("--disable-overlap-schedule", "switch", False, _SCHEDULER, "The same as --overlap-depth 0."),
