@@ -23,6 +23,10 @@ run_part() {
       "$python" tools/bench/graph_check.py
       "$python" tools/bench/deterministic_check.py
       "$python" tools/bench/update_check.py
+      for way in kernel direct; do
+        "$python" tools/bench/tier.py --device cuda --model tools/bench/shapes/qwen3-0.6b --load-format dummy \
+          --first-tokens 4096 --turn-tokens 300 --kvstore-io-backend "$way"
+      done
       ;;
     bench)
       # shellcheck disable=SC2046

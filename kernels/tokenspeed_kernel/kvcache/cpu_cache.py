@@ -159,3 +159,20 @@ def copy_blocks(caches: list[torch.Tensor], pairs: torch.Tensor) -> None:
             raise ValueError("a cache must be contiguous to have its blocks copied")
         block_bytes = cache.stride(0) * cache.element_size()
         _cpu.copy_blocks(cache.data_ptr(), cache.shape[0], block_bytes, pairs.data_ptr(), pairs.shape[0])
+
+
+@kernel("kvcache.move_blocks", name="cpu", needs=cpu(), dtypes=(torch.uint8,), band=Band.NATIVE)
+def move_blocks(caches: list[torch.Tensor], packed: torch.Tensor, pairs: torch.Tensor, to_packed: bool) -> None:
+    """On the calling thread, beside the steps. ValueError for what lies outside, or rows of another size."""
+    if pairs.dim() != 2 or pairs.shape[1] != 2 or pairs.dtype is not torch.int32:
+        raise ValueError(f"pairs must be int32 [C, 2], got {pairs.dtype} {tuple(pairs.shape)}")
+    if packed.shape[1] != sum(cache.shape[1] for cache in caches) or not packed.is_contiguous():
+        raise ValueError(f"a packed row must have the bytes of a block of all caches, got {packed.shape[1]}")
+    limits = torch.tensor([min(cache.shape[0] for cache in caches), packed.shape[0]], dtype=torch.int32)
+    if bool((pairs < 0).any()) or bool((pairs >= limits).any()):
+        raise ValueError(f"pairs hold a block or a row outside {limits.tolist()}")
+    places = torch.tensor([(cache.data_ptr(), cache.shape[1]) for cache in caches])
+    pairs = pairs.contiguous()
+    _cpu.move_blocks(
+        places.data_ptr(), len(caches), packed.data_ptr(), pairs.data_ptr(), pairs.shape[0], to_packed
+    )

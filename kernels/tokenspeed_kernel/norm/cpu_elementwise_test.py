@@ -95,6 +95,16 @@ def test_block_outside_the_cache_is_named() -> None:
         api.copy_blocks([torch.zeros(6, 4)], torch.tensor([[1, 6]], dtype=torch.int32))
 
 
+def test_a_block_or_a_row_that_is_not_there_is_not_moved() -> None:
+    caches, packed = [torch.zeros(6, 8), torch.ones(6, 2)], torch.zeros(3, 40, dtype=torch.uint8)
+    for pair in ([6, 1], [1, 3], [-1, 0]):
+        with pytest.raises(ValueError, match=r"outside \[6, 3\]"):
+            api.move_blocks(caches, packed, torch.tensor([[2, 1], pair], dtype=torch.int32), True)
+    with pytest.raises(ValueError, match="the bytes of a block of all caches, got 48"):
+        api.move_blocks(caches, torch.zeros(3, 48, dtype=torch.uint8), torch.tensor([[1, 1]], dtype=torch.int32), True)
+    assert not packed.any()
+
+
 def test_weight_of_another_width_is_named() -> None:
     with pytest.raises(ValueError, match=r"weight must be contiguous float32 \[8\]"):
         api.rms_norm(torch.randn(2, 8), torch.ones(7), 1e-5)

@@ -129,4 +129,25 @@ void CopyBlocks(uint8_t* cache, int64_t block_bytes, const int32_t* pairs, int64
   ThreadPool::Global().ParallelFor(num_pairs, grain, &CopyPairs, &job);
 }
 
+void MoveBlocks(uintptr_t caches, int64_t num_caches, uintptr_t packed, uintptr_t pairs,
+                int64_t num_pairs, bool to_packed) {
+  struct Cache {
+    uintptr_t address;
+    int64_t block_bytes;
+  };
+  const auto* cache = reinterpret_cast<const Cache*>(caches);
+  const auto* pair = reinterpret_cast<const int32_t*>(pairs);
+  int64_t row_bytes = 0;
+  for (int64_t c = 0; c < num_caches; ++c) row_bytes += cache[c].block_bytes;
+  for (int64_t i = 0; i < num_pairs; ++i) {
+    auto* part = reinterpret_cast<uint8_t*>(packed) + pair[2 * i + 1] * row_bytes;
+    for (int64_t c = 0; c < num_caches; ++c) {
+      const int64_t size = cache[c].block_bytes;
+      auto* block = reinterpret_cast<uint8_t*>(cache[c].address) + pair[2 * i] * size;
+      std::memcpy(to_packed ? part : block, to_packed ? block : part, static_cast<size_t>(size));
+      part += size;
+    }
+  }
+}
+
 }  // namespace tokenspeed::cpu

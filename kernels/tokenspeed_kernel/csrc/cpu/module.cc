@@ -8,7 +8,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -491,6 +490,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("store_latent", &StoreLatentEntry, NoGil());
   m.def("heads_linear", &HeadsLinearEntry, NoGil());
   m.def("copy_blocks", &CopyBlocksEntry, NoGil());
+  m.def("move_blocks", &MoveBlocks, NoGil());
   m.def("penalties", &PenaltiesEntry, NoGil());
   m.def("token_mask", &TokenMaskEntry, NoGil());
   m.def("sample", &SampleEntry, NoGil());
