@@ -37,13 +37,22 @@ from tokenspeed.config.gateway_routing import (
     RoutingConfig,
     routing_config,
 )
+from tokenspeed.config.gateway_workers import (
+    WORKER_FLAGS,
+    WORKER_LISTS,
+    WORKER_RANGES,
+    GrpcConfig,
+    UpkeepConfig,
+    grpc_config,
+    upkeep_config,
+)
 from tokenspeed.config.member import Member
 from tokenspeed.config.sampling import preferred_params
 
 LOG_LEVELS = ("debug", "info", "warn", "error")
 
 _OWN_LISTS = frozenset({"--worker-urls", "--request-id-headers", "--prometheus-duration-buckets", "--model-alias"})
-_LISTS = _OWN_LISTS | HTTP_LISTS | ROUTING_LISTS
+_LISTS = _OWN_LISTS | HTTP_LISTS | ROUTING_LISTS | WORKER_LISTS
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,10 @@ class GatewayConfig:
     engine_startup_timeout_s: float
     stall_s: float
     """An engine that has had work and said nothing for this long counts as stuck."""
-    health_interval_s: float
+    grpc: GrpcConfig
+    upkeep: UpkeepConfig
+    by_tokens: bool
+    """Of a worker's ranks the one with the fewest tokens is next, not the one with the fewest requests."""
     sse_keepalive_s: float
     """0: no comments on silent streams."""
     request_id_headers: tuple[str, ...]
@@ -158,12 +170,13 @@ HONOURED: tuple[Flag, ...] = (
         "append",
         (),
         _WORKERS,
-        "of each worker: ipc:///path or tcp://host:port (a lane), or grpc://host:port",
+        "of each worker: ipc:///path or tcp://host:port (a lane), grpc://host:port, or grpcs:// with TLS",
     ),
     _flag("--backend --runtime", "str", "tokenspeed", _WORKERS, "kind of the workers", "tokenspeed"),
     _flag("--zmq-engine-count", "int", None, _WORKERS, "ranks behind a worker URL; default: what the first one says"),
     _flag("--zmq-startup-timeout-secs", "float", 3600.0, _WORKERS, "time for all ranks to register after the first"),
     *ROUTING_FLAGS,
+    *WORKER_FLAGS,
     _flag("--model-path --model", "str", None, _MODEL, "folder, GGUF file or hub id; default: the embedded model"),
     _flag("--model-alias", "append", (), _MODEL, "another name that requests may use for the model"),
     _flag(
@@ -199,8 +212,6 @@ HONOURED: tuple[Flag, ...] = (
     _flag("--cb-success-threshold", "int", 3, _RETRIES, "successes in a row that bring it back"),
     _flag("--disable-circuit-breaker", "switch", False, _RETRIES, "failures never take a worker out of use"),
     _flag("--worker-stale-secs", "float", 30.0, _HEALTH, "a worker with work and no sign of life this long is stuck"),
-    _flag("--health-check-interval-secs", "float", 1.0, _HEALTH, "how often the workers' health is looked at"),
-    _flag("--disable-load-monitoring", "switch", False, _HEALTH, "engines report load unasked; accepted for scripts"),
     _flag("--log-level", "str", "info", _LOGS, "least severe lines that are written", *LOG_LEVELS),
     _flag("--log-json", "switch", False, _LOGS, "log lines as JSON objects"),
     _flag("--prometheus-port", "int", None, _LOGS, "also serve /metrics alone on this port"),
@@ -274,7 +285,9 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
         engine_count=values["zmq_engine_count"],
         engine_startup_timeout_s=values["zmq_startup_timeout_secs"],
         stall_s=values["worker_stale_secs"],
-        health_interval_s=values["health_check_interval_secs"],
+        grpc=grpc_config(values, loads_matter=_looks_at_loads(values)),
+        upkeep=upkeep_config(values),
+        by_tokens=values["dp_minimum_tokens_scheduler"],
         sse_keepalive_s=values["sse_keepalive_secs"],
         request_id_headers=tuple(values["request_id_headers"]),
         prometheus_host=values["prometheus_host"],
@@ -307,10 +320,17 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
     )
 
 
+def _looks_at_loads(values: dict[str, Any]) -> bool:
+    by_load = values["policy"] in ("cache_aware", "least_load", "power_of_two")
+    return by_load or values["dp_minimum_tokens_scheduler"] or not values["disable_worker_overload_protection"]
+
+
 def _num_gateways(values: dict[str, Any]) -> int:
     number: int = values["gateway_workers"]
     if number > 1 and values["policy"] == "manual":
         raise FlagError("--gateway-workers", "--policy manual keeps its table in one process; so it takes 1")
+    if number > 1 and values["remove_unhealthy_workers"]:
+        raise FlagError("--gateway-workers", "--remove-unhealthy-workers removes from one process; so it takes 1")
     return number
 
 
@@ -348,11 +368,11 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("--cb-timeout-duration-secs", 0, 1e9),
     ("--cb-success-threshold", 1, 1_000_000),
     ("--worker-stale-secs", 0.001, 1e9),
-    ("--health-check-interval-secs", 0.001, 1e9),
     ("--prometheus-port", 0, 65535),
     *HISTORY_RANGES,
     *HTTP_RANGES,
     *ROUTING_RANGES,
+    *WORKER_RANGES,
 )
 
 

@@ -13,29 +13,24 @@ from tokenspeed.config.flags import Flag, Kind
 
 _HTTP_WORKERS = "workers are reached over the ZMQ lane or gRPC"
 _ADMIN = "all endpoints are on one port"
-_POLICY = "this routing policy or its tuning is not in this release"
-_SILENCE = "an engine that is silent is seen by --worker-stall-secs"
+_BOOKINGS = "what an engine has not told yet is known by the record of prompts, with no time limit"
 _TREE = "the tree is kept within its bound at every prompt"
 _BLOCKS = "engines tell the size of their blocks"
-_RANKS = "a worker's ranks are balanced by their requests in flight"
 _RL = "trainers use the engine's own control port (--rl-control-port)"
 _PD = "this release serves prefill and decode in one engine"
-_CHECKS = "workers register by themselves when they dial"
-_LOADS = "engines report their load with every step"
+_CHECKS = "workers are registered and removed at once; there is no queue of jobs"
 _MM = "this release understands text only"
 _LOGS = "log lines go to stderr"
-_DISCOVERY = "workers are named by --worker-urls"
+_DISCOVERY = "workers are named by --worker-urls and POST /workers"
 _REQUESTS = "this limit is not in this release"
-_GRPC = "workers are reached over the ZMQ lane only"
 _RATES = "all callers have one limit in common; `priority` of a request orders those that wait"
-_HEALTH = "a worker's health is the age of its last sign of life"
+_HEALTH = "workers are asked over the ZMQ lane or gRPC, which have no paths"
 _TOKENIZER = "the tokenizer is loaded at start"
 _HISTORY = "records are kept in SQLite, in memory or in Redis, in tables of their own (--history-backend)"
 _NO_TOOLS = "this server calls no tools itself"
 _STORED = "records belong to API keys alone"
 _WASM = "this release runs no plug-ins"
 _ONE_MODEL = "one gateway serves one model"
-_TLS = "the lane to the workers has no TLS"
 _TENANTS = "keys are given by --api-key and are all equal"
 _MESH = "gateways do not talk to each other"
 _WEBRTC = "this release has no realtime API"
@@ -58,33 +53,12 @@ REFUSED: tuple[Flag, ...] = (
     _no("--encode-policy", "str", None, _PD),
     _no("--prefill-policy", "str", None, _PD),
     _no("--decode-policy", "str", None, _PD),
-    _no("--least-load-kv-pressure-weight", "float", 0.15, _POLICY),
-    _no("--least-load-default-throughput", "float", 2000.0, _POLICY),
-    _no("--least-load-mean-prefill-tokens", "int", 1024, _POLICY),
-    _no("--least-load-max-waiting-requests", "int", 0, _POLICY),
     _no("--pd-pairing-mode", "str", "lenient", _PD),
-    _no("--balance-prefix-margin-tokens", "int", 0, _POLICY),
-    _no("--balance-uncached-credit", "switch", False, _POLICY),
-    _no("--balance-token-usage-threshold", "float", 1.0, _POLICY),
-    _no("--overload-token-usage-threshold", "float", 1.0, _POLICY),
-    _no("--worker-wedge-secs", "float", 3.0, _SILENCE),
-    _no("--worker-warmup-secs", "float", 60.0, _POLICY),
-    _no("--worker-warmup-share", "float", 0.25, _POLICY),
-    _no("--worker-warmup-blocks", "int", 1024, _POLICY),
-    _no("--worker-warmup-thin-ratio", "float", 0.5, _POLICY),
-    _no("--worker-warmup-divert-every", "int", 8, _POLICY),
-    _no("--selection-policy", "str", "cache-aware-default", _POLICY),
-    _no("--selection-accounting-ttl-ms", "int", 0, _POLICY),
-    _no("--overlap-decay", "float", 0.0, _POLICY),
-    _no("--selection-temperature", "float", 0.0, _POLICY),
+    _no("--selection-accounting-ttl-ms", "int", 0, _BOOKINGS),
     _no("--eviction-interval-secs --eviction-interval", "float", 60.0, _TREE),
     _no("--block-size", "int", 16, _BLOCKS),
-    _no("--cache-boundaries", "append", (), _POLICY),
-    _no("--cache-index", "str", "tree", _POLICY),
-    _no("--cache-ttl-secs", "float", 180.0, _POLICY),
     _no("--max-buffered-request-bytes", "int", 1048576, _REQUESTS),
     _no("--pd-admission-wait-secs", "float", 30.0, _PD),
-    _no("--dp-minimum-tokens-scheduler", "switch", False, _RANKS),
     _no("--enable-igw", "switch", False, _ONE_MODEL),
     # RL Control Plane
     _no("--enable-rl", "switch", False, _RL),
@@ -99,14 +73,9 @@ REFUSED: tuple[Flag, ...] = (
     _no("--prefill-max-inflight-requests-per-worker", "int", -1, _PD),
     _no("--prefill-queue-size", "str", None, _PD),
     _no("--prefill-queue-timeout-secs", "str", None, _PD),
-    _no("--worker-startup-timeout-secs", "float", 1800.0, _CHECKS),
-    _no("--worker-startup-delay", "int", 0, _CHECKS),
-    _no("--worker-startup-check-interval", "int", 30, _CHECKS),
     # options
     _no("--job-queue-capacity", "int", 1000, _CHECKS),
     _no("--job-queue-concurrency", "int", 200, _CHECKS),
-    _no("--load-monitor-interval", "int", 10, _LOADS),
-    _no("--engine-metrics", "switch", False, _LOADS),
     _no("--multimodal-tensor-transport", "str", None, _MM),
     _no("--multimodal-shm-min-bytes", "str", None, _MM),
     _no("--multimodal-max-inflight-bytes", "str", None, _MM),
@@ -159,7 +128,6 @@ REFUSED: tuple[Flag, ...] = (
     _no("--jemalloc-prof-dir", "str", None, _RUNTIME),
     # Request Handling
     _no("--storage-context-headers", "append", (), _STORED),
-    _no("--grpc-request-timeout-secs", "float", 0.0, _GRPC),
     _no("--trust-tenant-header", "switch", False, _TENANTS),
     _no("--tenant-header-name", "str", "x-smg-tenant-id", _TENANTS),
     # Rate Limiting
@@ -179,13 +147,7 @@ REFUSED: tuple[Flag, ...] = (
     _no("--prefill-expected-workers", "str", None, _PD),
     _no("--prefill-min-ready-percent", "str", None, _PD),
     _no("--prefill-min-ready-workers", "str", None, _PD),
-    _no("--health-failure-threshold", "float", 3.0, _HEALTH),
-    _no("--health-success-threshold", "float", 2.0, _HEALTH),
-    _no("--health-check-timeout-secs", "float", 5.0, _HEALTH),
     _no("--health-check-endpoint", "str", "/health", _HEALTH),
-    _no("--disable-health-check", "switch", False, _HEALTH, True),
-    _no("--remove-unhealthy-workers --worker-auto-recovery", "bool", None, _HEALTH),
-    _no("--drain-settle-secs", "float", 5.0, _HEALTH),
     # Tokenizer
     _no("--disable-tokenizer-autoload", "switch", False, _TOKENIZER),
     _no("--parser", "str", "legacy", _TOKENIZER, "legacy"),
@@ -211,9 +173,6 @@ REFUSED: tuple[Flag, ...] = (
     _no("--postgres-pool-max --postgres-pool-max-size", "int", 16, _HISTORY),
     _no("--postgres-op-timeout-secs", "float", 5.0, _HISTORY),
     # TLS/mTLS Security
-    _no("--client-cert-path", "str", None, _TLS),
-    _no("--client-key-path", "str", None, _TLS),
-    _no("--ca-cert-paths", "append", (), _TLS),
     # Data Plane Authentication
     _no("--tenant-api-key", "append", (), _TENANTS),
     _no("--tenant-api-keys-file", "str", None, _TENANTS),

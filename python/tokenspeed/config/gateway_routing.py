@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenspeed.config.flags import Flag, Kind
+from tokenspeed.config.gateway_balance import (
+    BALANCE_FLAGS,
+    BALANCE_LISTS,
+    BALANCE_RANGES,
+    CacheAwareConfig,
+    LoadPrices,
+    cache_aware_config,
+    load_prices,
+)
 
 POLICY_NAMES = (
     "random",
@@ -37,15 +46,12 @@ class OverloadConfig:
 
 @dataclass(frozen=True)
 class RoutingConfig:
-    """How a worker is chosen. `policy` is one of `POLICY_NAMES`; the rest belongs to single policies. Thresholds
-    "abs" count requests above the mean of all workers, "rel" and "factor" are multiples of that mean."""
+    """How a worker is chosen. `policy` is one of `POLICY_NAMES`; the rest belongs to single policies. "abs" counts
+    requests above the mean of all workers, "factor" is a multiple of that mean."""
 
     policy: str
-    cache_threshold: float
-    """Share of a prompt that a worker must hold."""
-    balance_abs_threshold: float
-    balance_rel_threshold: float
-    max_tree_tokens: int
+    cache: CacheAwareConfig
+    prices: LoadPrices
     prefix_tokens: int
     prefix_hash_load_factor: float
     prefix_hash_abs_threshold: float
@@ -61,6 +67,8 @@ class RoutingConfig:
     """Requests with a routing key stay with their worker, whatever the policy."""
     stall_s: float
     """A worker with work and no sign of life for this long gets requests only where no other can take them."""
+    wedge_s: float
+    """And one that gave no token for this long while requests pile up, beyond the time that their prompts may need."""
     overload: OverloadConfig
 
 
@@ -70,20 +78,7 @@ def _flag(names: str, kind: Kind, default: Any, text: str, *choices: Any) -> Fla
 
 ROUTING_FLAGS: tuple[Flag, ...] = (
     _flag("--policy", "str", "cache_aware", "how a worker is chosen", *POLICY_NAMES),
-    _flag("--cache-threshold --cache-match-threshold", "float", 0.3, "cache_aware: share that must match"),
-    _flag(
-        "--balance-abs-threshold --spill-abs-threshold",
-        "float",
-        64.0,
-        "cache_aware: requests above the mean at which the holder is passed by",
-    ),
-    _flag(
-        "--balance-rel-threshold --spill-rel-threshold",
-        "float",
-        1.5,
-        "cache_aware: and multiple of the mean",
-    ),
-    _flag("--max-tree-size", "int", 67108864, "cache_aware: prompt tokens remembered, of all workers"),
+    *BALANCE_FLAGS,
     _flag("--prefix-token-count", "int", 256, "prefix_hash: tokens that are hashed"),
     _flag("--prefix-hash-load-factor", "float", 1.25, "prefix_hash: multiple of the mean to pass a worker by"),
     _flag("--prefix-hash-balance-abs-threshold", "float", 10.0, "prefix_hash: and requests above the mean"),
@@ -95,6 +90,7 @@ ROUTING_FLAGS: tuple[Flag, ...] = (
     _flag("--routing-key-headers", "append", (), "headers with a routing key, before x-smg-routing-key"),
     _flag("--routing-key-override --sticky-sessions", "switch", False, "a routing key keeps its worker on any policy"),
     _flag("--worker-stall-secs", "float", 2.0, "a worker with work that is silent so long is avoided"),
+    _flag("--worker-wedge-secs", "float", 3.0, "and one without a token for so long while requests pile up"),
     _flag("--worker-overload-waiting-requests", "int", 8, "a worker whose engine queues so many is avoided"),
     _flag("--worker-overload-token-usage", "float", 0.8, "and one whose running requests hold this share of its KV"),
     _flag("--worker-overload-protection", "switch", False, "avoid overloaded workers; that is so by itself"),
@@ -102,32 +98,28 @@ ROUTING_FLAGS: tuple[Flag, ...] = (
     _flag("--worker-overload-shed", "switch", False, "503 where all workers are overloaded"),
 )
 
-ROUTING_LISTS = frozenset({"--routing-key-headers"})
+ROUTING_LISTS = frozenset({"--routing-key-headers"}) | BALANCE_LISTS
 
 ROUTING_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("--cache-threshold", 0, 1),
-    ("--balance-abs-threshold", 0, 1e9),
-    ("--balance-rel-threshold", 1, 1e9),
-    ("--max-tree-size", 1, 2**40),
+    *BALANCE_RANGES,
     ("--prefix-token-count", 1, 2**31),
     ("--prefix-hash-load-factor", 1, 1e9),
     ("--prefix-hash-balance-abs-threshold", 0, 1e9),
     ("--max-idle-secs", 0, 1e9),
     ("--bucket-adjust-interval-secs", 0.001, 1e9),
     ("--worker-stall-secs", 0.001, 1e9),
+    ("--worker-wedge-secs", 0.001, 1e9),
     ("--worker-overload-waiting-requests", 1, 2**31),
     ("--worker-overload-token-usage", 0.001, 1),
 )
 
 
 def routing_config(values: dict[str, Any]) -> RoutingConfig:
-    """The slice of the parsed flags."""
+    """The slice of the parsed flags. Raises `FlagError`."""
     return RoutingConfig(
         policy=values["policy"],
-        cache_threshold=values["cache_threshold"],
-        balance_abs_threshold=values["balance_abs_threshold"],
-        balance_rel_threshold=values["balance_rel_threshold"],
-        max_tree_tokens=values["max_tree_size"],
+        cache=cache_aware_config(values),
+        prices=load_prices(values),
         prefix_tokens=values["prefix_token_count"],
         prefix_hash_load_factor=values["prefix_hash_load_factor"],
         prefix_hash_abs_threshold=values["prefix_hash_balance_abs_threshold"],
@@ -138,6 +130,7 @@ def routing_config(values: dict[str, Any]) -> RoutingConfig:
         key_headers=tuple(values["routing_key_headers"]),
         sticky=values["routing_key_override"],
         stall_s=values["worker_stall_secs"],
+        wedge_s=values["worker_wedge_secs"],
         overload=OverloadConfig(
             protects=not values["disable_worker_overload_protection"],
             waiting_requests=values["worker_overload_waiting_requests"],

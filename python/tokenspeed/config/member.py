@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tokenspeed.config.gateway_workers import over_grpc
+
 MEMBER_ENV = "TOKENSPEED_GATEWAY_MEMBER"
 
 
 def has_lane(url: str) -> bool:
     """Whether the worker dials us; those behind gRPC are dialled, by as many gateways as there are."""
-    return not url.startswith("grpc://")
+    return not over_grpc(url)
 
 
 @dataclass(frozen=True)

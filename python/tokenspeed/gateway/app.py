@@ -36,7 +36,7 @@ from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.history.redis import RedisBackend
 from tokenspeed.gateway.history.sqlite import SqliteBackend
 from tokenspeed.gateway.history.store import Backend, BackendError, History
-from tokenspeed.gateway.http.admin import AdminApi
+from tokenspeed.gateway.http.admin import AdminApi, Drain
 from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.auth import KeyCheck
 from tokenspeed.gateway.http.connections import ACCEPTS_AT_ONCE, Connections, LoopFaults, room_for_connections
@@ -62,13 +62,14 @@ from tokenspeed.gateway.text.tokenizer_cache import CacheSizes, TokenizerCache
 from tokenspeed.observability.gateway_metrics import DURATION_BUCKETS_S, GatewayMetrics
 from tokenspeed.observability.traces import TracesUnavailable, make_tracer
 from tokenspeed.rpc.lane.address import AddressError
-from tokenspeed.rpc.lane.gateway_end import LaneOptions
+from tokenspeed.rpc.lane.base import LaneOptions
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _WAITING_CONNECTIONS = 1024
 """In the system's queue, of the listener."""
+_LOOK_S = 1.0
 _WORKERS_COME_S = 1.0
 
 
@@ -155,14 +156,24 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
     # The lanes come first: an engine that is already waiting registers while the tokenizer loads.
     metrics = GatewayMetrics(config.duration_buckets_s or DURATION_BUCKETS_S)
     options = WorkerOptions(
-        LaneOptions(config.engine_count, None, config.engine_startup_timeout_s, config.curve),
-        config.stall_s,
-        BreakerOptions(**asdict(config.breaker)),
-        config.routing.stall_s,
-        config.routing.overload if config.routing.overload.protects else None,
-        {} if config.member is None else config.member.private_lanes(config.worker_urls),
+        lane=LaneOptions(
+            config.engine_count,
+            None,
+            config.engine_startup_timeout_s,
+            config.curve,
+            config.grpc,
+            config.by_tokens,
+        ),
+        stall_s=config.stall_s,
+        breaker=BreakerOptions(**asdict(config.breaker)),
+        silent_s=config.routing.stall_s,
+        wedged_s=config.routing.wedge_s,
+        tokens_per_s=config.routing.prices.tokens_per_s,
+        overload=config.routing.overload if config.routing.overload.protects else None,
+        private={} if config.member is None else config.member.private_lanes(config.worker_urls),
     )
-    router = Router(config.worker_urls, make_policy(config.routing), options, _Reporting(metrics))
+    reporting = _Reporting(metrics)
+    router = Router(config.worker_urls, make_policy(config.routing), options, reporting)
     async with AsyncExitStack() as stack:
         stack.callback(router.close)
         try:
@@ -189,11 +200,13 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         service.key_headers = (*config.routing.key_headers, *service.key_headers)
         # A task of the group that dies takes the gateway with it: a fault of ours must not pass unseen.
         group = await stack.enter_async_context(_background())
-        for task in (keep_alive.run(), _watch(service.gauges, config.health_interval_s)):
+        for task in (keep_alive.run(), _watch(service.gauges)):
             stack.callback(group.create_task(task).cancel)
         keys = KeyCheck(config.api_keys)
         stop_response: Callable[[str], Awaitable[None]] = _nothing_to_stop
-        admin = AdminApi(router, keys, group.create_task, config.drain.grace_s)
+        admin = AdminApi(router, keys, group.create_task, Drain(config.upkeep.drain_settle_s, config.drain.grace_s))
+        if config.upkeep.remove_unhealthy:
+            reporting.on_lost = admin.retire
         stack.callback(admin.close)
         routes = [*admin.routes(), openapi_route()]
         if config.history.backend != "none":
@@ -394,15 +407,20 @@ class _Reporting:
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
+        self.on_lost: Callable[[Worker], None] | None = None
+        """Hears of workers that were ready and are no more; None: they are waited for."""
 
     def health(self, worker: Worker) -> None:
-        self._metrics.worker_health(worker.url, worker.state() is WorkerState.READY)
+        is_ready = worker.state() is WorkerState.READY
+        self._metrics.worker_health(worker.url, is_ready)
+        if self.on_lost is not None and worker.ready_s and worker.state() in (WorkerState.ABSENT, WorkerState.STALLED):
+            self.on_lost(worker)
 
     def breaker(self, worker: Worker, old: BreakerState, new: BreakerState) -> None:
         self._metrics.breaker_changed(worker.url, old.name.lower(), new.name.lower())
 
 
-async def _watch(gauges: WorkerGauges, interval_s: float) -> None:
+async def _watch(gauges: WorkerGauges) -> None:
     while True:
         gauges.refresh()
-        await asyncio.sleep(interval_s)
+        await asyncio.sleep(_LOOK_S)

@@ -25,6 +25,8 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 45, 60, 90, 120, 180, 240)
 TOKEN_LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 
+BACKOFF_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
 
 class RouteLabels(NamedTuple):
     """What identifies a kind of routed request.
@@ -202,9 +204,9 @@ class GatewayMetrics:
         self._admission_queue.set(num_waiting)
         self._admission_rejected.inc(num_rejected)
 
-    def worker_requested(self, worker: str) -> None:
+    def worker_requested(self, worker: str, model: str) -> None:
         """An attempt went to a worker."""
-        self._count(self._worker_requests, 1, worker)
+        self._count(self._worker_requests, 1, worker, model)
 
     def worker_failed(self, worker: str, code: str) -> None:
         """An attempt ended by an error of the worker's; code is the error's."""
@@ -242,9 +244,19 @@ class GatewayMetrics:
         if policy in self._remembered:
             self._remembered[policy].set(number)
 
-    def worker_retried(self, endpoint: str) -> None:
-        """An attempt failed and the request was sent again."""
+    def cache_matched(self, share: float) -> None:
+        """A policy looked for a prompt in caches and found this share of it, 0 to 1."""
+        self._match_ratio.observe(share)
+
+    def health_checks(self, results: Mapping[str, int]) -> None:
+        """Health checks of a worker since the last call, by result: success or failure."""
+        for result, number in results.items():
+            self._health_checks.labels("regular", result).inc(number)
+
+    def worker_retried(self, endpoint: str, attempt: int, pause_s: float) -> None:
+        """An attempt failed and the request is sent again after a pause; attempt is that one's number, from 1."""
         self._worker_retries.labels("regular", endpoint).inc()
+        self._retry_backoff.labels(str(attempt)).observe(pause_s)
 
     def worker_retries_exhausted(self, endpoint: str) -> None:
         """The last allowed attempt failed."""
@@ -380,6 +392,9 @@ class GatewayMetrics:
         registry = self.registry
         retry_labels = ("worker_type", "endpoint")
         self._worker_health = self._gauge("smg_worker_health", "1 when a worker is ready.", "worker")
+        self._health_checks = Counter(
+            "smg_worker_health_checks", "Answers to health checks.", ("worker_type", "result"), registry=registry
+        )
         self._worker_active = self._gauge("smg_worker_requests_active", "Requests in flight.", "worker")
         self._worker_pool = self._gauge(
             "smg_worker_pool_size", "Workers that serve a model.", "worker_type", "connection_mode", "model"
@@ -388,10 +403,17 @@ class GatewayMetrics:
             "smg_worker_retries_total", "Attempts sent again.", retry_labels, registry=registry
         )
         self._worker_requests = Counter(
-            "smg_worker_requests", "Attempts sent to a worker.", ("worker",), registry=registry
+            "smg_worker_requests", "Attempts sent to a worker.", ("worker", "model"), registry=registry
         )
         self._worker_errors = Counter(
             "smg_worker_errors", "Attempts that a worker's fault ended.", ("worker", "reason"), registry=registry
+        )
+        self._retry_backoff = Histogram(
+            "smg_worker_retry_backoff_seconds",
+            "Pauses before attempts.",
+            ("attempt",),
+            registry=registry,
+            buckets=BACKOFF_BUCKETS_S,
         )
         self._worker_retries_exhausted = Counter(
             "smg_worker_retries_exhausted_total", "Requests out of attempts.", retry_labels, registry=registry
@@ -441,6 +463,12 @@ class GatewayMetrics:
             policy: Counter(f"smg_{policy}_policy_branch", "Choices by reason.", ("branch",), registry=registry)
             for policy in ("cache_aware", "manual", "consistent_hashing", "prefix_hash", "bucket")
         }
+        self._match_ratio = Histogram(
+            "smg_cache_aware_match_ratio",
+            "Share of a prompt that was found in caches.",
+            registry=registry,
+            buckets=[step / 10 for step in range(11)],
+        )
         self._remembered = {
             "cache_aware": self._gauge("smg_cache_tree_tokens", "Prompt tokens that the policy remembers."),
             "manual": self._gauge("smg_manual_policy_cache_entries", "Routing keys that have a worker."),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from tokenspeed.gateway.http.errors import ApiError, invalid, no_available_worke
 from tokenspeed.gateway.route.router import DuplicateWorker, Router
 from tokenspeed.gateway.route.worker import Worker
 from tokenspeed.rpc.lane.address import AddressError
-from tokenspeed.rpc.lane.gateway_end import LaneNotReady
+from tokenspeed.rpc.lane.base import LaneNotReady
 
 _CONTROL_TIMEOUT_S = 30.0
 
@@ -45,15 +46,23 @@ class WorkerChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority: int | None = None
 
 
-class AdminApi:
-    """`routes` are ready to be added to the server's. `spawn` starts a task whose failure does not pass unseen;
-    `drain_s`: how long requests of a deleted worker may take to end."""
+@dataclass(frozen=True)
+class Drain:
+    """How a worker leaves: it drains for at least `settle_s`, and its requests have `grace_s` to end."""
 
-    def __init__(self, router: Router, keys: KeyCheck, spawn: Spawn, drain_s: float) -> None:
-        self._router, self._keys, self._spawn, self._drain_s = router, keys, spawn, drain_s
+    settle_s: float
+    grace_s: float
+
+
+class AdminApi:
+    """`routes` are ready to be added to the server's. `spawn` starts a task whose failure does not pass unseen."""
+
+    def __init__(self, router: Router, keys: KeyCheck, spawn: Spawn, drain: Drain) -> None:
+        self._router, self._keys, self._spawn, self._drain = router, keys, spawn, drain
         self.fixed_workers = False
         """Several gateway processes have the workers that they were started with."""
         self._retiring: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
 
     def routes(self) -> list[web.RouteDef]:
         """Every path of this API."""
@@ -70,7 +79,8 @@ class AdminApi:
         ]
 
     def close(self) -> None:
-        """Stop waiting for workers that drain."""
+        """Stop waiting for workers that drain; none is removed any more."""
+        self._closed = True
         for task in self._retiring.values():
             task.cancel()
 
@@ -150,11 +160,15 @@ class AdminApi:
         self._keys.check(request.headers)
         self._check_changeable()
         worker = self._find(request)
-        if worker.url not in self._retiring:
-            task = self._spawn(self._router.retire(worker, self._drain_s))
+        self.retire(worker)
+        return _accepted(worker, f"worker {worker.url} drains and will be removed")
+
+    def retire(self, worker: Worker) -> None:
+        """Let a worker drain, and remove it; once."""
+        if worker.url not in self._retiring and not self._closed:
+            task = self._spawn(self._router.retire(worker, self._drain.settle_s, self._drain.grace_s))
             self._retiring[worker.url] = task
             task.add_done_callback(lambda _: self._retiring.pop(worker.url))
-        return _accepted(worker, f"worker {worker.url} drains and will be removed")
 
     def _check_changeable(self) -> None:
         if self.fixed_workers:

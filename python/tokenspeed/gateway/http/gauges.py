@@ -36,6 +36,9 @@ class WorkerGauges:
         metrics, model = self._metrics, self._model.name
         names = {(worker.url, "")}
         metrics.worker_health(worker.url, worker.state() is WorkerState.READY)
+        checks = worker.lane.num_checks
+        metrics.health_checks(checks)
+        checks.clear()
         metrics.worker_requests_active(worker.url, worker.num_in_flight)
         metrics.worker_cache(worker.url, worker.blocks.num_blocks, worker.feed.take_counts() if worker.feed else {})
         if worker.model is not None:

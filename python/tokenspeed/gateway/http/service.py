@@ -126,9 +126,12 @@ class Service:
 
     def attempt(self, run: _Run, number: int) -> Generation:
         """A fresh generation on the worker that the policy chooses. Raises `ApiError` 503 without one."""
-        worker, branch = self.router.pick(run.asked, run.tried)
-        self.metrics.worker_requested(worker.url)
-        self.metrics.worker_selected(worker.connection_mode, self.model.name, self.router.policy.name, branch)
+        choice = self.router.pick(run.asked, run.tried)
+        worker = choice.worker
+        self.metrics.worker_requested(worker.url, self.model.name)
+        self.metrics.worker_selected(worker.connection_mode, self.model.name, self.router.policy.name, choice.branch)
+        if choice.overlap is not None:
+            self.metrics.cache_matched(choice.overlap)
         engine = worker.lane.ready_response
         for column in run.job.handling.columns:
             if not engine.declares("TokenizedGenerateReqInput", column):
@@ -136,7 +139,8 @@ class Service:
         traceparent = run.arrival.span.traceparent
         if traceparent is not None and not engine.declares("TokenizedGenerateReqInput", "traceparent"):
             traceparent = None
-        return Generation(worker, run.job.requests(number, engine.max_model_len, traceparent))
+        num_tokens = sum(map(len, run.job.prompts)) - choice.credit
+        return Generation(worker, run.job.requests(number, engine.max_model_len, traceparent), num_tokens)
 
 
 class _Arrival:
@@ -227,9 +231,9 @@ class _Run:
         """Whether the client has got something."""
         return self._events is not None and self._events.answered
 
-    def on_retry(self) -> None:
+    def on_retry(self, attempt: int, pause_s: float) -> None:
         """An attempt failed, and another one comes."""
-        self._service.metrics.worker_retried(self.job.endpoint)
+        self._service.metrics.worker_retried(self.job.endpoint, attempt, pause_s)
 
     def on_exhausted(self) -> None:
         """The last allowed attempt failed."""

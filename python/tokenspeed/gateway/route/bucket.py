@@ -11,7 +11,7 @@ import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from tokenspeed.gateway.route.policy import Asked, Overload, W, least_loaded
+from tokenspeed.gateway.route.policy import Asked, Choice, Overload, W, least_loaded
 
 _REMEMBERED = 4096
 """Prompts whose lengths are divided."""
@@ -37,7 +37,7 @@ class Bucket:
         """Lengths of prompts."""
         return len(self._lengths)
 
-    def choose(self, workers: Sequence[W], asked: Asked) -> tuple[W, str]:
+    def choose(self, workers: Sequence[W], asked: Asked) -> Choice[W]:
         """Branches: bucket, spill (its worker is overloaded), unknown (no lengths yet: the least loaded)."""
         length = len(asked.tokens)
         now_s = self._clock()
@@ -46,11 +46,11 @@ class Bucket:
             self._bounds = _cut(sorted(self._lengths), len(workers))
         self._lengths.append(length)
         if not self._num_workers:
-            return least_loaded(workers), "unknown"
+            return Choice(least_loaded(workers), "unknown")
         worker = workers[bisect.bisect_left(self._bounds, length)]
         if self._overload.holds(worker, workers):
-            return least_loaded(workers), "spill"
-        return worker, "bucket"
+            return Choice(least_loaded(workers), "spill")
+        return Choice(worker, "bucket")
 
     def forget(self, url: str) -> None:
         """Lengths are nobody's."""

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from tokenspeed.gateway.http.errors import ApiError, no_available_workers, worker_lost
 from tokenspeed.gateway.route.worker import Worker
-from tokenspeed.rpc.lane.gateway_end import LaneNotReady
+from tokenspeed.rpc.lane.base import LaneNotReady
 from tokenspeed.rpc.lane.wire import BatchTokenIDOutSlim, PlainGenerateReqInput, TokenizedGenerateReqInput
 
 Row = tuple[int, BatchTokenIDOutSlim, int]
@@ -39,8 +39,13 @@ class _Sink:
 class Generation:
     """A context manager: whatever has not finished when it is left is aborted on the engine."""
 
-    def __init__(self, worker: Worker, requests: Sequence[PlainGenerateReqInput | TokenizedGenerateReqInput]) -> None:
+    def __init__(
+        self, worker: Worker, requests: Sequence[PlainGenerateReqInput | TokenizedGenerateReqInput], num_tokens: int
+    ) -> None:
+        """num_tokens: of the prompts, as far as the worker has to compute them."""
         self.worker = worker
+        self._num_tokens = num_tokens
+        self._is_pending = False
         self._requests = requests
         self._open: dict[int, str] = {}
         self._rows: list[Row] = []
@@ -54,6 +59,8 @@ class Generation:
             for choice, request in enumerate(self._requests):
                 self.worker.lane.submit(request, _Sink(self, choice))
                 self._open[choice] = request.rid
+            self._is_pending = True
+            self.worker.begin_prefill(self._num_tokens)
         except LaneNotReady as error:
             self._abort_open()
             raise no_available_workers(str(error)) from None
@@ -89,7 +96,14 @@ class Generation:
         if rid is not None:
             self.worker.lane.abort([rid])
 
+    def _end_prefill(self) -> None:
+        """The first token has come, or none will."""
+        if self._is_pending:
+            self._is_pending = False
+            self.worker.end_prefill(self._num_tokens)
+
     def _abort_open(self) -> None:
+        self._end_prefill()
         rids, self._open = list(self._open.values()), {}
         if rids:
             self.worker.lane.abort(rids)
@@ -99,6 +113,8 @@ class Generation:
         if choice not in self._open:
             return
         finish = batch.finished_reasons[index]
+        if self._is_pending and (finish or batch.output_ids[index]):
+            self._end_prefill()
         told = self._told[choice] = self._told[choice] + len(batch.output_ids[index])
         # An engine may keep the token that ended a choice to itself; anything else that is missing was lost on the way.
         if batch.completion_tokens[index] > told + (finish == "stop"):
@@ -112,6 +128,7 @@ class Generation:
         self._wake()
 
     def _fail(self, reason: str) -> None:
+        self._end_prefill()
         if self._open:
             self._open.clear()
             self._lost = worker_lost(reason)

@@ -11,7 +11,7 @@ import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 
-from tokenspeed.gateway.route.policy import Asked, Overload, W, least_loaded
+from tokenspeed.gateway.route.policy import Asked, Choice, Overload, W, least_loaded
 
 _POINTS = 160
 """Of each worker on the ring: shares differ by about a twelfth."""
@@ -56,12 +56,12 @@ class PrefixHash:
         self._overload = overload
         self._ring = Ring()
 
-    def choose(self, workers: Sequence[W], asked: Asked) -> tuple[W, str]:
-        """Branches: home, spill."""
+    def choose(self, workers: Sequence[W], asked: Asked) -> Choice[W]:
+        """Branches: ring_hit, load_balance_walk (its workers are overloaded)."""
         key = array("I", asked.tokens[: self._num_tokens]).tobytes()
         for turn, worker in enumerate(self._ring.walk(workers, key)):
             if not self._overload.holds(worker, workers):
-                return worker, "spill" if turn else "home"
+                return Choice(worker, "load_balance_walk" if turn else "ring_hit")
         raise AssertionError("some worker has no more than the mean load")
 
     def forget(self, url: str) -> None:
@@ -77,11 +77,11 @@ class ConsistentHashing:
     def __init__(self) -> None:
         self._ring = Ring()
 
-    def choose(self, workers: Sequence[W], asked: Asked) -> tuple[W, str]:
-        """Branches: key, no_key."""
+    def choose(self, workers: Sequence[W], asked: Asked) -> Choice[W]:
+        """Branches: routing_key_hit, no_routing_key (the least loaded)."""
         if not asked.routing_key:
-            return least_loaded(workers), "no_key"
-        return next(self._ring.walk(workers, asked.routing_key.encode())), "key"
+            return Choice(least_loaded(workers), "no_routing_key")
+        return Choice(next(self._ring.walk(workers, asked.routing_key.encode())), "routing_key_hit")
 
     def forget(self, url: str) -> None:
         """There is nothing to forget."""

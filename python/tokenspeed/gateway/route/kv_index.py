@@ -77,11 +77,14 @@ class KvIndex:
 
 
 class WorkerBlocks:
-    """The indexes of a worker's ranks. It is `known` once some rank has told something."""
+    """The indexes of a worker's ranks. It is `followed` while its engine is subscribed to, and `known` once some rank
+    has told something. `refuses`: the engine was asked and publishes nothing."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, KvIndex] = {}
+        self.followed = False
         self.known = False
+        self.refuses = False
 
     def of_rank(self, rank: int) -> KvIndex:
         """The index of a rank, made when first asked for."""
@@ -91,10 +94,14 @@ class WorkerBlocks:
         """Some rank has told something."""
         self.known = True
 
+    def was_refused(self) -> None:
+        """The engine publishes nothing."""
+        self.followed, self.refuses = False, True
+
     def forget(self) -> None:
         """The engine is gone."""
         self._ranks.clear()
-        self.known = False
+        self.followed = self.known = self.refuses = False
 
     @property
     def num_blocks(self) -> int:

@@ -9,7 +9,7 @@ from tokenspeed.config.gateway_routing import RoutingConfig
 from tokenspeed.gateway.route.bucket import Bucket
 from tokenspeed.gateway.route.cache_aware import CacheAware
 from tokenspeed.gateway.route.hashing import ConsistentHashing, PrefixHash
-from tokenspeed.gateway.route.policy import BY_LOAD, ByLoad, Overload, Policy, expected_wait, power_of_two
+from tokenspeed.gateway.route.policy import BY_LOAD, ByLoad, Overload, Policy, backlog, least_wait, power_of_two
 from tokenspeed.gateway.route.sticky import Manual, StickyKeys
 
 
@@ -24,8 +24,7 @@ def make_policy(config: RoutingConfig) -> Policy:
 def _named(config: RoutingConfig) -> Policy:
     """The policy that `config.policy` names, one of `POLICY_NAMES`."""
     if config.policy == "cache_aware":
-        overload = Overload(config.balance_abs_threshold, config.balance_rel_threshold)
-        return CacheAware(config.cache_threshold, overload, config.max_tree_tokens)
+        return CacheAware(config.cache, config.prices, time.monotonic)
     if config.policy == "prefix_hash":
         overload = Overload(config.prefix_hash_abs_threshold, config.prefix_hash_load_factor)
         return PrefixHash(config.prefix_tokens, overload)
@@ -34,8 +33,11 @@ def _named(config: RoutingConfig) -> Policy:
     if config.policy == "manual":
         return Manual(config.sticky_idle_s, config.assignment_mode, time.monotonic)
     if config.policy == "bucket":
-        overload = Overload(config.balance_abs_threshold, config.balance_rel_threshold)
+        overload = Overload(config.cache.spill.abs_threshold, config.cache.spill.rel_threshold)
         return Bucket(config.bucket_interval_s, overload, time.monotonic)
     if config.policy == "power_of_two" and config.load_metric == "expected_wait":
-        return ByLoad(config.policy, power_of_two(expected_wait))
+        mean = config.prices.mean_prefill_tokens
+        return ByLoad(config.policy, power_of_two(lambda worker: (backlog(worker, mean), worker.num_in_flight)))
+    if config.policy == "least_load":
+        return ByLoad(config.policy, least_wait(config.prices))
     return ByLoad(config.policy, BY_LOAD[config.policy]())

@@ -2,7 +2,8 @@
 """Which of several ready workers gets a request: what a policy is, and the policies that look at loads alone.
 
 Pure: a policy sees the tokens, the routing key and the workers' loads, gives one of the workers and the name of the
-branch that it took, and remembers nothing but what it saw. Called on the loop's thread by the `Router` alone.
+branch that it took (those of the released gateway where it has one), and remembers nothing but what it saw. Called on
+the loop's thread by the `Router` alone.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from tokenspeed.config.gateway_balance import LoadPrices
 from tokenspeed.gateway.route.kv_index import WorkerBlocks
 
 
@@ -34,6 +36,26 @@ class Loaded(Protocol):
         """Requests of anybody that wait in the worker's engine, as it said last."""
 
     @property
+    def num_pending(self) -> int:
+        """Requests of ours that have had no token yet."""
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens of their prompts."""
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the worker's KV pool that running requests hold, 0 to 1, by what its engine told lately."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that the worker gave in a second, lately; 0: none."""
+
+    @property
+    def ready_s(self) -> float:
+        """When its engine came, in `time.monotonic()` seconds."""
+
+    @property
     def blocks(self) -> WorkerBlocks:
         """What the worker's cache holds, as far as its engine tells."""
 
@@ -50,6 +72,16 @@ class Asked(msgspec.Struct, frozen=True):
     target: str = ""
 
 
+class Choice(NamedTuple, Generic[W]):
+    """A policy's answer. `branch` says why, for metrics. `credit`: tokens of the prompt that the worker need not
+    compute. `overlap`: the share of the prompt that was found in caches, 0 to 1; None where nobody looked."""
+
+    worker: W
+    branch: str
+    credit: int = 0
+    overlap: float | None = None
+
+
 class Policy(Protocol):
     """Chooses a worker. `workers` is never empty and holds those that may take the request, in a steady order."""
 
@@ -57,8 +89,8 @@ class Policy(Protocol):
     def name(self) -> str:
         """The value of `--policy`."""
 
-    def choose(self, workers: Sequence[W], asked: Asked) -> tuple[W, str]:
-        """(worker, branch): the branch says why, for metrics."""
+    def choose(self, workers: Sequence[W], asked: Asked) -> Choice[W]:
+        """The worker for a request."""
 
     def forget(self, url: str) -> None:
         """The worker has lost what it had cached, or is gone."""
@@ -95,8 +127,8 @@ class ByLoad:
         self.name = name
         self._pick = pick
 
-    def choose(self, workers: Sequence[W], asked: Asked) -> tuple[W, str]:
-        return self._pick(workers), "load"
+    def choose(self, workers: Sequence[W], asked: Asked) -> Choice[W]:
+        return Choice(self._pick(workers), "load")
 
     def forget(self, url: str) -> None:
         """There is nothing to forget."""
@@ -107,9 +139,30 @@ def _round_robin() -> Callable[[Sequence[W]], W]:
     return lambda workers: workers[next(turns) % len(workers)]
 
 
-def expected_wait(worker: Loaded) -> tuple[int, int]:
-    """What a new request would wait for: those that wait in the engine already, then those in flight."""
-    return worker.num_waiting, worker.num_in_flight
+def backlog(worker: Loaded, mean_prefill_tokens: int) -> float:
+    """Prompts that wait or are computed, in prompts of `mean_prefill_tokens`: ours by their tokens, those of others,
+    of which the engine tells the number, by the mean."""
+    return max(0, worker.num_waiting - worker.num_pending) + worker.num_pending_tokens / mean_prefill_tokens
+
+
+def wait_s(worker: Loaded, prices: LoadPrices, tokens_per_s: float) -> float:
+    """Seconds that a new request would wait for: the backlog at `tokens_per_s`, and the pressure on the KV pool."""
+    tokens = backlog(worker, prices.mean_prefill_tokens) * prices.mean_prefill_tokens
+    usage = min(worker.kv_usage, 0.999)
+    return tokens / tokens_per_s + prices.kv_pressure_s * usage / (1 - usage)
+
+
+def least_wait(prices: LoadPrices) -> Callable[[Sequence[W]], W]:
+    """The worker with the least `wait_s`. A worker that shows no rate is taken to be as quick as the others."""
+
+    def pick(workers: Sequence[W]) -> W:
+        cap = prices.max_waiting or float("inf")
+        allowed = [worker for worker in workers if max(worker.num_waiting, worker.num_pending) < cap] or workers
+        rates = [worker.tokens_per_s for worker in allowed if worker.tokens_per_s > 0]
+        usual = sum(rates) / len(rates) if rates else prices.tokens_per_s
+        return min(allowed, key=lambda w: (wait_s(w, prices, w.tokens_per_s or usual), w.num_in_flight))
+
+    return pick
 
 
 def power_of_two(load: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Any]:
@@ -122,6 +175,5 @@ BY_LOAD: dict[str, Callable[[], Callable[[Sequence[Any]], Any]]] = {
     "round_robin": _round_robin,
     "passthrough": lambda: lambda workers: workers[0],
     "power_of_two": lambda: power_of_two(lambda worker: worker.num_in_flight),
-    "least_load": lambda: least_loaded,
 }
 """Makers of what `ByLoad` picks with, by the name of `--policy`."""

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import random
+import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -30,6 +31,11 @@ class Load:
     url: str
     num_in_flight: int
     num_waiting: int = 0
+    num_pending: int = 0
+    num_pending_tokens: int = 0
+    kv_usage: float = 0.0
+    tokens_per_s: float = 0.0
+    ready_s: float = 0.0
     blocks: WorkerBlocks = field(default_factory=WorkerBlocks)
 
 
@@ -54,8 +60,15 @@ def named(name: str) -> Policy:
 
 
 def chosen(policy: Policy, workers: Sequence[Load], asked: Asked) -> tuple[str, str]:
-    worker, branch = policy.choose(workers, asked)
-    return worker.url, branch
+    choice = policy.choose(workers, asked)
+    return choice.worker.url, choice.branch
+
+
+def cache_aware(*words: str, clock: Callable[[], float] = time.monotonic) -> CacheAware:
+    """The policy with thresholds of 4 requests and 1.5 times the mean, and what `words` say."""
+    flags = ["--worker-urls", "ipc:///a", "--balance-abs-threshold", "4", *words]
+    routing = parse_launch(flags).routing
+    return CacheAware(routing.cache, routing.prices, clock)
 
 
 # ---- by load ---------------------------------------------------------------------------------------------------------
@@ -93,41 +106,44 @@ def test_every_policy_has_its_name_and_takes_one_worker_and_an_empty_prompt(name
 
 
 def test_a_prompt_goes_to_the_worker_that_has_enough_of_it() -> None:
-    policy = CacheAware(0.3, OVERLOAD, 1000)
+    policy = cache_aware("--max-tree-size", "1000")
     system = list(range(100))
-    assert chosen(policy, WORKERS, Asked(system, "")) == ("b", "miss")
-    assert chosen(policy, IDLE, Asked([*system, *range(500, 700)], "")) == ("b", "hit")  # 100 of 300
-    assert chosen(policy, IDLE, Asked([*system, *range(800, 1100)], "")) == ("a", "miss")  # 100 of 400
-    assert chosen(policy, IDLE, Asked([*system, *range(800, 1100), 7], "")) == ("a", "hit")
+    assert chosen(policy, WORKERS, Asked(system, "")) == ("b", "expected_wait_fallback")
+    assert chosen(policy, IDLE, Asked([*system, *range(500, 700)], "")) == ("b", "tree_match")  # 100 of 300
+    assert chosen(policy, IDLE, Asked([*system, *range(800, 1100)], "")) == (
+        "a",
+        "expected_wait_fallback",
+    )  # 100 of 400
+    assert chosen(policy, IDLE, Asked([*system, *range(800, 1100), 7], "")) == ("a", "tree_match")
 
 
 def test_a_holder_that_is_overloaded_is_passed_by_only_when_both_thresholds_are_crossed() -> None:
     prompt = Asked(list(range(50)), "")
 
     def with_holder_at(num_in_flight: int, others: int) -> tuple[str, str]:
-        policy = CacheAware(0.3, OVERLOAD, 1000)
-        assert chosen(policy, IDLE, prompt) == ("a", "miss")
+        policy = cache_aware("--max-tree-size", "1000")
+        assert chosen(policy, IDLE, prompt) == ("a", "expected_wait_fallback")
         return chosen(policy, [Load("a", num_in_flight), Load("b", others), Load("c", others)], prompt)
 
-    assert with_holder_at(6, 0) == ("a", "hit")  # mean 2, 6 is not more than 2 + 4
+    assert with_holder_at(6, 0) == ("a", "tree_match")  # mean 2, 6 is not more than 2 + 4
     assert with_holder_at(7, 0) == ("b", "spill")  # mean 2.3
-    assert with_holder_at(40, 25) == ("a", "hit")  # mean 30: far above, but not by half
+    assert with_holder_at(40, 25) == ("a", "tree_match")  # mean 30: far above, but not by half
     assert with_holder_at(70, 25) == ("b", "spill")
 
 
 def test_new_prompts_spread_over_idle_workers_by_what_each_holds() -> None:
-    policy = CacheAware(0.3, OVERLOAD, 10_000)
+    policy = cache_aware("--max-tree-size", "10000")
     seen = Counter(chosen(policy, IDLE, Asked([n * 100 + i for i in range(50)], ""))[0] for n in range(30))
     assert seen == {"a": 10, "b": 10, "c": 10}
 
 
 def test_a_worker_that_lost_its_cache_is_no_holder() -> None:
-    policy = CacheAware(0.3, OVERLOAD, 1000)
+    policy = cache_aware("--max-tree-size", "1000")
     prompt = Asked(list(range(50)), "")
-    assert chosen(policy, WORKERS, prompt) == ("b", "miss")
+    assert chosen(policy, WORKERS, prompt) == ("b", "expected_wait_fallback")
     policy.forget("b")
     assert policy.num_remembered == 0
-    assert chosen(policy, IDLE, prompt) == ("a", "miss")
+    assert chosen(policy, IDLE, prompt) == ("a", "expected_wait_fallback")
 
 
 def test_the_tree_equals_a_list_of_prompts_while_there_is_room() -> None:
@@ -178,7 +194,7 @@ def test_prompts_with_the_same_beginning_share_a_worker_and_others_spread() -> N
     homes = {}
     for n in range(300):
         first = chosen(policy, IDLE, Asked([n, 1, 2, 3, 4], ""))
-        assert first == chosen(policy, IDLE, Asked([n, 1, 2, 3, 9, 9], "")) and first[1] == "home"
+        assert first == chosen(policy, IDLE, Asked([n, 1, 2, 3, 9, 9], "")) and first[1] == "ring_hit"
         homes[n] = first[0]
     assert min(Counter(homes.values()).values()) > 60
     assert len(Counter(homes.values())) == 3
@@ -189,7 +205,7 @@ def test_an_overloaded_home_is_passed_by_to_the_next_on_the_ring() -> None:
     home, _ = chosen(policy, IDLE, Asked([1, 2], ""))
     busy = [replace(worker, num_in_flight=7 if worker.url == home else 0) for worker in IDLE]
     other, branch = chosen(policy, busy, Asked([1, 2], ""))
-    assert branch == "spill" and other != home
+    assert branch == "load_balance_walk" and other != home
     assert chosen(policy, busy, Asked([1, 2], "")) == (other, branch)
 
 
@@ -198,11 +214,11 @@ def test_a_worker_that_leaves_moves_its_own_keys_only_and_gets_them_back() -> No
     asked = [Asked([], f"user-{n}") for n in range(300)]
     before = [chosen(policy, WORKERS, one) for one in asked]
     without_b = [chosen(policy, [WORKERS[0], WORKERS[2]], one) for one in asked]
-    assert {branch for _, branch in before} == {"key"}
+    assert {branch for _, branch in before} == {"routing_key_hit"}
     assert {url for url, _ in before} == {"a", "b", "c"}
     assert all(old == new for old, new in zip(before, without_b) if old[0] != "b")
     assert [chosen(policy, WORKERS, one) for one in asked] == before
-    assert chosen(policy, WORKERS, NOTHING) == ("b", "no_key")
+    assert chosen(policy, WORKERS, NOTHING) == ("b", "no_routing_key")
 
 
 # ---- manual ----------------------------------------------------------------------------------------------------------
@@ -212,25 +228,25 @@ def test_a_key_stays_with_its_worker_until_it_has_been_idle_for_too_long() -> No
     clock = Clock()
     policy = Manual(60, "min_load", clock)
     key = Asked([], "k")
-    assert chosen(policy, WORKERS, key) == ("b", "new")
+    assert chosen(policy, WORKERS, key) == ("b", "vacant")
     clock.now_s += 60
-    assert chosen(policy, [Load("a", 0), Load("b", 99)], key) == ("b", "sticky")
+    assert chosen(policy, [Load("a", 0), Load("b", 99)], key) == ("b", "occupied_hit")
     clock.now_s += 60.5
-    assert chosen(policy, [Load("a", 0), Load("b", 99)], key) == ("a", "new")
+    assert chosen(policy, [Load("a", 0), Load("b", 99)], key) == ("a", "vacant")
     clock.now_s += 61
-    assert chosen(policy, WORKERS, NOTHING) == ("b", "no_key")
+    assert chosen(policy, WORKERS, NOTHING) == ("b", "no_routing_id")
     assert policy.num_remembered == 0
 
 
 def test_a_key_whose_worker_is_away_has_a_second_one_and_comes_back() -> None:
     policy = Manual(60, "min_load", Clock())
     key = Asked([], "k")
-    assert chosen(policy, WORKERS, key) == ("b", "new")
-    assert chosen(policy, [WORKERS[0], WORKERS[2]], key) == ("c", "moved")
-    assert chosen(policy, [Load("a", 0), Load("c", 50)], key) == ("c", "sticky")
-    assert chosen(policy, WORKERS, key) == ("b", "sticky")
-    assert chosen(policy, WORKERS[:1], key) == ("a", "moved")
-    assert chosen(policy, WORKERS, key) == ("c", "sticky")
+    assert chosen(policy, WORKERS, key) == ("b", "vacant")
+    assert chosen(policy, [WORKERS[0], WORKERS[2]], key) == ("c", "occupied_miss")
+    assert chosen(policy, [Load("a", 0), Load("c", 50)], key) == ("c", "occupied_hit")
+    assert chosen(policy, WORKERS, key) == ("b", "occupied_hit")
+    assert chosen(policy, WORKERS[:1], key) == ("a", "occupied_miss")
+    assert chosen(policy, WORKERS, key) == ("c", "occupied_hit")
 
 
 def test_min_group_gives_every_worker_as_many_keys_and_random_uses_all() -> None:
@@ -294,20 +310,20 @@ def blocks_of(*chain: Sequence[int]) -> WorkerBlocks:
 
 
 def test_a_prompt_goes_to_the_worker_whose_engine_says_that_it_has_it_cached() -> None:
-    policy = CacheAware(0.5, OVERLOAD, 1000)
+    policy = cache_aware("--cache-threshold", "0.5", "--max-tree-size", "1000")
     asked = Asked([1, 2, 3, 4, 5, 6], "")
-    assert chosen(policy, [Load("a", 0), Load("b", 1)], asked) == ("a", "miss")
+    assert chosen(policy, [Load("a", 0), Load("b", 1)], asked) == ("a", "expected_wait_fallback")
     holder = Load("b", 1, blocks=blocks_of([1, 2], [3, 4]))
-    assert chosen(policy, [Load("a", 0), holder], asked) == ("b", "event_hit")
+    assert chosen(policy, [Load("a", 0), holder], asked) == ("b", "event_match")
     assert chosen(policy, [Load("a", 0), replace(holder, num_in_flight=30)], asked) == ("a", "spill")
 
 
 def test_what_an_engine_has_not_told_yet_is_known_by_the_record() -> None:
-    policy = CacheAware(0.5, OVERLOAD, 1000)
+    policy = cache_aware("--cache-threshold", "0.5", "--max-tree-size", "1000")
     told = [Load("a", 0, blocks=blocks_of([9, 9])), Load("b", 0, blocks=blocks_of([8, 8]))]
     first, branch = chosen(policy, told, Asked([1, 2, 3, 4], ""))
-    assert branch == "miss"
-    assert chosen(policy, told, Asked([1, 2, 3, 4], "")) == (first, "hit")
+    assert branch == "expected_wait_fallback"
+    assert chosen(policy, told, Asked([1, 2, 3, 4], "")) == (first, "tree_match")
 
 
 def test_the_index_follows_stores_removals_and_tiers() -> None:

@@ -2,7 +2,8 @@
 """The retry policy: when a request is sent to an engine again, how often, after which pause.
 
 A request is retried only while nothing of an answer has reached the client, and only after a fault that is not the
-client's: the engine was lost, or refused with a status of `RETRYABLE_STATUSES`. Pauses grow exponentially with
+client's: the engine was lost, or refused with a status of `RETRYABLE_STATUSES`. Not after a call that took longer than
+it may: that is the request's answer. Pauses grow exponentially with
 jitter, so that the clients of one dead engine do not come back at the same instant. The seed was drawn before the
 first attempt, so a retry gives the text that the first attempt would have given.
 """
@@ -18,6 +19,8 @@ from typing import Protocol, TypeVar
 from tokenspeed.gateway.http.errors import RETRYABLE_STATUSES, ApiError
 
 T = TypeVar("T")
+
+_FINAL_CODES = frozenset({"call_upstream_timeout"})
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class Retried(Protocol):
     def answered(self) -> bool:
         """Whether the client has got something."""
 
-    def on_retry(self) -> None:
-        """An attempt failed, and another one comes."""
+    def on_retry(self, attempt: int, pause_s: float) -> None:
+        """Attempt number `attempt` failed, and another one comes after a pause."""
 
     def on_exhausted(self) -> None:
         """The last allowed attempt failed."""
@@ -58,12 +61,13 @@ async def with_retries(policy: RetryPolicy, retried: Retried, attempt: Callable[
         try:
             return await attempt()
         except ApiError as error:
-            if retried.answered or error.status not in RETRYABLE_STATUSES:
+            if retried.answered or error.status not in RETRYABLE_STATUSES or error.code in _FINAL_CODES:
                 raise
             if number >= policy.max_attempts:
                 if policy.max_attempts > 1:
                     retried.on_exhausted()
                 raise
-        retried.on_retry()
-        await asyncio.sleep(policy.backoff_s(number))
+        pause_s = policy.backoff_s(number)
+        retried.on_retry(number, pause_s)
+        await asyncio.sleep(pause_s)
         number += 1

@@ -165,8 +165,8 @@ def test_prompts_with_a_common_beginning_stay_with_one_worker_and_the_metrics_sa
             assert gateway.post(PATH, body)[0] == 200
         assert sorted(len(engine.seen.requests) for engine in gateway.engines) == [0, 3]
         text = gateway.request("GET", "/metrics")[2].decode()
-        assert 'smg_cache_aware_policy_branch_total{branch="hit"} 2.0' in text
-        assert 'smg_cache_aware_policy_branch_total{branch="miss"} 1.0' in text
+        assert 'smg_cache_aware_policy_branch_total{branch="tree_match"} 2.0' in text
+        assert 'smg_cache_aware_policy_branch_total{branch="expected_wait_fallback"} 1.0' in text
         assert "smg_cache_tree_tokens 0.0" not in text
 
 
@@ -188,7 +188,7 @@ class Course:
         self.answered = answered
         self.heard: list[str] = []
 
-    def on_retry(self) -> None:
+    def on_retry(self, attempt: int, pause_s: float) -> None:
         self.heard.append("retry")
 
     def on_exhausted(self) -> None:
@@ -212,8 +212,8 @@ def run_retries(outcomes: list[object], answered: bool = False) -> tuple[object,
         return error.status, course.heard
 
 
-def refusal(status: int) -> ApiError:
-    return ApiError(status, "x", "x")
+def refusal(status: int, code: str = "x") -> ApiError:
+    return ApiError(status, code, "x")
 
 
 @pytest.mark.parametrize(
@@ -223,6 +223,8 @@ def refusal(status: int) -> ApiError:
         ([refusal(503), refusal(429), "ok"], False, "ok", ["retry", "retry"]),
         ([refusal(503)] * 9, False, 503, ["retry", "retry", "retry", "exhausted"]),
         ([refusal(400), "ok"], False, 400, []),
+        ([refusal(504), "ok"], False, "ok", ["retry"]),
+        ([refusal(504, "call_upstream_timeout"), "ok"], False, 504, []),
         ([refusal(503), "ok"], True, 503, []),
     ],
 )

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 from tokenspeed.gateway.http.errors import invalid, no_available_workers
 from tokenspeed.gateway.route.breaker import BreakerState
-from tokenspeed.gateway.route.policy import Asked, Policy
+from tokenspeed.gateway.route.policy import Asked, Choice, Policy
 from tokenspeed.gateway.route.worker import Watcher, Worker, WorkerOptions, WorkerState
 from tokenspeed.rpc.lane.wire import ReadyResponse
 
@@ -60,13 +60,13 @@ class Router:
         self.workers.append(worker)
         return worker
 
-    async def retire(self, worker: Worker, grace_s: float) -> None:
-        """Give the worker no more requests, and remove it when it has none in flight; after `grace_s` those that are
-        left fail, and may be tried elsewhere."""
+    async def retire(self, worker: Worker, settle_s: float, grace_s: float) -> None:
+        """Give the worker no more requests, and remove it when it has none in flight, not before `settle_s`; after
+        `grace_s` those that are left fail, and may be tried elsewhere."""
         worker.draining = True
         self._facts = self._model = None
-        deadline = time.monotonic() + grace_s
-        while worker.num_in_flight and time.monotonic() < deadline:
+        begun_s = time.monotonic()
+        while (worker.num_in_flight and time.monotonic() < begun_s + grace_s) or time.monotonic() < begun_s + settle_s:
             await asyncio.sleep(_POLL_S)
         worker.leave_kv()
         worker.lane.close()
@@ -96,18 +96,18 @@ class Router:
         moving = [worker for worker, state in states if state is WorkerState.READY]
         return moving or [worker for worker, state in states if state is WorkerState.STALLED]
 
-    def pick(self, asked: Asked, tried: Collection[str]) -> tuple[Worker, str]:
+    def pick(self, asked: Asked, tried: Collection[str]) -> Choice[Worker]:
         """The worker for a request, and the policy's reason. Workers that have failed the request (`tried`), whose
-        breaker is open, that are silent or overloaded are asked only if there is no other; of the rest, those of the
-        highest priority. Raises `ApiError` 503 when there is none, and 400 for a target that is not there."""
+        breaker is open, that are silent, wedged or overloaded are asked only if there is no other; of the rest, those
+        of the highest priority. Raises `ApiError` 503 when there is none, and 400 for a target that is not there."""
         if asked.target:
-            return self._targeted(asked.target), "target"
+            return Choice(self._targeted(asked.target), "target_worker_hit")
         left = self._some_ready()
         if len(left) == 1 and not self._options.sheds:
             return self.policy.choose(left, asked)
         left = [worker for worker in left if worker.breaker.allows] or left
         left = [worker for worker in left if worker.url not in tried] or left
-        left = [worker for worker in left if not worker.is_silent] or left
+        left = [worker for worker in left if not (worker.is_silent or worker.is_wedged)] or left
         calm = [worker for worker in left if not worker.is_overloaded]
         if not calm and self._options.sheds:
             raise no_available_workers("every worker is overloaded")

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tokenspeed.gateway.route.policy import Asked, Policy, W, least_loaded
+from tokenspeed.gateway.route.policy import Asked, Choice, Policy, W, least_loaded
 
 _HOMES = 2
 _MAX_KEYS = 1_000_000
@@ -42,23 +42,23 @@ class Manual:
         """Keys of the table."""
         return len(self._entries)
 
-    def choose(self, workers: Sequence[W], asked: Asked) -> tuple[W, str]:
-        """Branches: no_key (least loaded), sticky, moved (none of its workers is there), new."""
+    def choose(self, workers: Sequence[W], asked: Asked) -> Choice[W]:
+        """Branches: no_routing_id (the least loaded), occupied_hit, occupied_miss (its workers are gone), vacant."""
         now_s = self._clock()
         self._expire(now_s)
         if not asked.routing_key:
-            return least_loaded(workers), "no_key"
+            return Choice(least_loaded(workers), "no_routing_id")
         entry = self._entries.setdefault(asked.routing_key, _Entry([], now_s))
         self._entries.move_to_end(asked.routing_key)
         entry.used_s = now_s
         known = {worker.url: worker for worker in workers}
         for url in entry.homes:
             if url in known:
-                return known[url], "sticky"
-        branch = "moved" if entry.homes else "new"
+                return Choice(known[url], "occupied_hit")
+        branch = "occupied_miss" if entry.homes else "vacant"
         worker = self._assign(workers)
         self._settle(entry, worker.url)
-        return worker, branch
+        return Choice(worker, branch)
 
     def forget(self, url: str) -> None:
         """A worker that was lost keeps its keys: it comes back under the same name."""
@@ -101,7 +101,7 @@ class StickyKeys:
         """What the policy beneath keeps."""
         return self._policy.num_remembered
 
-    def choose(self, workers: Sequence[W], asked: Asked) -> tuple[W, str]:
+    def choose(self, workers: Sequence[W], asked: Asked) -> Choice[W]:
         """Branches: those of `Manual` for a key, else the policy's."""
         return (self._keys if asked.routing_key else self._policy).choose(workers, asked)
 

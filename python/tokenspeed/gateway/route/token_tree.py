@@ -40,6 +40,11 @@ class TokenTree:
         """Tokens held, of all workers together."""
         return self._num_tokens
 
+    @property
+    def num_remembered(self) -> int:
+        """The same: what a record of prompts tells of its size."""
+        return self._num_tokens
+
     def num_held(self, url: str) -> int:
         """Tokens that one worker holds."""
         return self._held[url]

@@ -3,8 +3,8 @@
 
 A worker is READY when all its ranks have registered, STALLED when one of them has had work for longer than
 `stall_s` without saying anything (an engine's loop says something after every step, also when no request got a
-token), DRAINING when it is being removed, and ABSENT when it has not dialled yet or was lost. From that it comes back
-by itself when its engine dials again.
+token) or when its health checks fail, DRAINING when it is being removed, and ABSENT when it has not dialled yet or
+was lost. From that it comes back by itself when its engine dials again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import enum
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -21,11 +22,13 @@ from typing import Protocol
 import zmq
 
 from tokenspeed.config.gateway_routing import OverloadConfig
+from tokenspeed.config.gateway_workers import over_grpc
 from tokenspeed.gateway.route.breaker import Breaker, BreakerOptions, BreakerState
 from tokenspeed.gateway.route.kv_feed import KvFeed
-from tokenspeed.gateway.route.kv_index import KvIndex, WorkerBlocks
+from tokenspeed.gateway.route.kv_index import WorkerBlocks
 from tokenspeed.rpc.lane.address import split_tcp
-from tokenspeed.rpc.lane.gateway_end import GatewayLane, LaneOptions, LaneState, RequestSink
+from tokenspeed.rpc.lane.base import LaneOptions, LaneState, RequestSink
+from tokenspeed.rpc.lane.gateway_end import GatewayLane
 from tokenspeed.rpc.lane.rank import Rank
 from tokenspeed.rpc.lane.wire import (
     ControlReplySlim,
@@ -37,6 +40,7 @@ from tokenspeed.rpc.lane.wire import (
 logger = logging.getLogger(__name__)
 
 _LOAD_IS_OLD_S = 5.0
+_LONGEST_PREFILL_S = 120.0
 
 
 class WorkerState(enum.Enum):
@@ -57,6 +61,10 @@ class WorkerOptions:
     breaker: BreakerOptions
     silent_s: float = 2.0
     """After this long without a sign of life while it has work, a worker is avoided; `stall_s` is when it is stuck."""
+    wedged_s: float = 3.0
+    """After this long without a token while requests pile up, too."""
+    tokens_per_s: float = 2000.0
+    """By which the time is guessed that prompts in flight may need before their first token."""
     overload: OverloadConfig | None = None
     """None: what engines say of their load is not looked at."""
     private: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -90,6 +98,8 @@ class Lane(Protocol):
 
     state: LaneState
     ranks: dict[bytes, Rank]
+    is_sick: bool
+    num_checks: Counter[str]
 
     @property
     def num_in_flight(self) -> int: ...
@@ -105,12 +115,12 @@ class Lane(Protocol):
 class EventLane(Lane, Protocol):
     """A lane that brings KV events itself."""
 
-    def follow_kv(self, of_rank: Callable[[int], KvIndex], told: Callable[[], None]) -> None: ...
+    def follow_kv(self, cache: WorkerBlocks) -> None: ...
 
 
 def connection_mode(url: str) -> str:
     """How the worker of a URL is reached: grpc or zmq."""
-    return "grpc" if url.startswith("grpc://") else "zmq"
+    return "grpc" if over_grpc(url) else "zmq"
 
 
 def _make_lane(url: str, options: LaneOptions, on_state: Callable[[LaneState, str], None]) -> GatewayLane | EventLane:
@@ -138,8 +148,15 @@ class Worker:
         self.blocks = WorkerBlocks()
         self.feed: KvFeed | None = None
         """Subscribes to KV events over ZMQ."""
+        self.ready_s = 0.0
+        """When its engine came, in `time.monotonic()` seconds."""
+        self.num_pending = 0
+        """Requests of ours that have had no token yet."""
+        self.num_pending_tokens = 0
+        """Tokens of their prompts, less those that the worker is thought to hold where that is credited."""
         self._options = options
         self._stall_s = options.stall_s
+        self._load_is_old_s = max(_LOAD_IS_OLD_S, 2 * options.lane.grpc.load_interval_s)
         self._watcher = watcher
         self.lane = _make_lane(*options.lane_of(url), self._lane_changed)
         self.breaker = Breaker(options.breaker, time.monotonic, self._breaker_changed)
@@ -160,6 +177,36 @@ class Worker:
         return sum(rank.num_waiting for rank in self.lane.ranks.values())
 
     @property
+    def kv_usage(self) -> float:
+        """Share of the KV pool that running requests hold, the mean of the ranks that told it lately."""
+        since_s = time.monotonic() - self._load_is_old_s
+        told = [rank for rank in self.lane.ranks.values() if rank.load_s >= since_s]
+        return sum(rank.active_blocks / max(1, rank.total_blocks) for rank in told) / max(1, len(told))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that the worker gave in a second, lately."""
+        return sum(rank.tokens_per_s for rank in self.lane.ranks.values())
+
+    def begin_prefill(self, num_tokens: int) -> None:
+        """A request was sent whose prompt has so many tokens to compute."""
+        self.num_pending += 1
+        self.num_pending_tokens += num_tokens
+
+    def end_prefill(self, num_tokens: int) -> None:
+        """It has had its first token, or is over."""
+        self.num_pending -= 1
+        self.num_pending_tokens -= num_tokens
+
+    @property
+    def is_wedged(self) -> bool:
+        """Whether some rank has given nothing for longer than the prompts in flight may need, and requests pile up."""
+        options = self._options
+        needed_s = min(_LONGEST_PREFILL_S, self.num_pending_tokens / options.tokens_per_s)
+        now_s, bound_s = time.monotonic(), max(options.wedged_s, needed_s)
+        return any(rank.is_wedged(now_s, bound_s) for rank in self.lane.ranks.values())
+
+    @property
     def is_silent(self) -> bool:
         """Whether the worker has work and has said nothing for so long that others are asked before it."""
         return self.silence_s() > self._options.silent_s
@@ -169,7 +216,7 @@ class Worker:
         """Whether each of its ranks says that it has more than it should. What was said long ago counts no more: an
         engine without work says nothing."""
         limits = self._options.overload
-        since_s = time.monotonic() - _LOAD_IS_OLD_S
+        since_s = time.monotonic() - self._load_is_old_s
         return limits is not None and all(
             rank.load_s >= since_s
             and (
@@ -190,10 +237,12 @@ class Worker:
             ranks = [rank.index for rank in self.lane.ranks.values()]
             try:
                 self.feed = KvFeed(host, declared, ranks, self.blocks)
+                self.blocks.followed = True
             except (ValueError, zmq.ZMQError) as error:
                 logger.warning("worker %s: its KV events cannot be followed: %s", self.url, error)
         else:
-            self.lane.follow_kv(self.blocks.of_rank, self.blocks.was_told)
+            self.lane.follow_kv(self.blocks)
+            self.blocks.followed = True
 
     def leave_kv(self) -> None:
         """What is known of the cache is known no more."""
@@ -213,6 +262,8 @@ class Worker:
             return WorkerState.ABSENT
         if self.draining:
             return WorkerState.DRAINING
+        if self.lane.is_sick:
+            return WorkerState.STALLED
         return WorkerState.STALLED if self.silence_s(now_s) > self._stall_s else WorkerState.READY
 
     def silence_s(self, now_s: float | None = None) -> float:
@@ -222,9 +273,13 @@ class Worker:
 
     def _lane_changed(self, state: LaneState, reason: str) -> None:
         self.reason = reason
-        log = logger.warning if state is LaneState.HANDSHAKE and self._was_ready else logger.info
-        log("worker %s is %s: %s", self.url, "ready" if state is LaneState.READY else state.value, reason)
-        self._was_ready = state is LaneState.READY
+        is_ready = state is LaneState.READY
+        if is_ready and not self._was_ready:
+            self.ready_s = time.monotonic()
+        log = logger.warning if self._was_ready and (not is_ready or self.lane.is_sick) else logger.info
+        word = ("unhealthy" if self.lane.is_sick else "ready") if is_ready else state.value
+        log("worker %s is %s: %s", self.url, word, reason)
+        self._was_ready = is_ready
         self._watcher.health(self)
 
     def _breaker_changed(self, old: BreakerState, new: BreakerState) -> None:

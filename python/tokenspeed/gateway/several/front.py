@@ -26,7 +26,7 @@ from tokenspeed.config.gateway import GatewayConfig
 from tokenspeed.config.member import Member, has_lane
 from tokenspeed.gateway.http.logs import configure_logs
 from tokenspeed.rpc.lane.address import AddressError
-from tokenspeed.rpc.lane.gateway_end import LaneOptions
+from tokenspeed.rpc.lane.base import LaneOptions
 from tokenspeed.rpc.lane.relay import Relay
 
 logger = logging.getLogger(__name__)

@@ -20,16 +20,22 @@ _CODES = {400: grpc.StatusCode.INVALID_ARGUMENT, 429: grpc.StatusCode.RESOURCE_E
 
 
 class FakeServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerServicer):
-    """Serves from construction to `stop`. `port`: 0 takes a free one."""
+    """Serves from construction to `stop`. `port`: 0 takes a free one. `tls`: PEM of the CA that clients' certificates
+    must have, of its own key and its own certificate."""
 
-    def __init__(self, script: Script, port: int = 0, **server_args: Any) -> None:
+    def __init__(
+        self, script: Script, port: int = 0, tls: tuple[bytes, bytes, bytes] | None = None, **server_args: Any
+    ) -> None:
         self.requests: list[pb.GenerateRequest] = []
         self.traceparents: list[str | None] = []
         """Of each of them."""
         self.aborted: list[str] = []
         self.num_active = 0
         self.flush_answer = (True, "ok")
-        self._script, self._args = script, server_args
+        self.is_healthy = True
+        self.num_checks = self.num_loads = 0
+        """Times that it was asked for its health, and for its load."""
+        self._script, self._args, self._tls = script, server_args, tls
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -38,7 +44,7 @@ class FakeServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerServicer):
     @property
     def url(self) -> str:
         """The worker URL."""
-        return f"grpc://127.0.0.1:{self.port}"
+        return f"grpc{'s' if self._tls else ''}://127.0.0.1:{self.port}"
 
     def stop(self) -> None:
         """Break every connection."""
@@ -50,12 +56,19 @@ class FakeServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerServicer):
     async def _start(self, port: int) -> int:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         tokenspeed_scheduler_pb2_grpc.add_TokenSpeedSchedulerServicer_to_server(self, self._server)
-        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        address = f"127.0.0.1:{port}"
+        if self._tls is None:
+            bound = self._server.add_insecure_port(address)
+        else:
+            ca, key, certificate = self._tls
+            credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+            bound = self._server.add_secure_port(address, credentials)
         await self._server.start()
         return bound
 
     async def HealthCheck(self, request: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
-        return pb.HealthCheckResponse(healthy=True)
+        self.num_checks += 1
+        return pb.HealthCheckResponse(healthy=self.is_healthy, message="" if self.is_healthy else "out of sorts")
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
         return pb.GetModelInfoResponse(served_model_name="fake-model", max_context_length=8192)
@@ -66,6 +79,7 @@ class FakeServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerServicer):
         return answer
 
     async def GetLoads(self, request: pb.GetLoadsRequest, context: Any) -> pb.GetLoadsResponse:
+        self.num_loads += 1
         load = pb.SchedulerLoad(dp_rank=0, num_running_reqs=self.num_active, num_waiting_reqs=2, token_usage=0.5)
         return pb.GetLoadsResponse(loads=[load])
 

@@ -13,8 +13,9 @@ import zmq
 
 from tokenspeed.config.curve import EngineCurve, GatewayCurve
 from tokenspeed.rpc.lane import address, wire
+from tokenspeed.rpc.lane.base import LaneOptions, LaneState
 from tokenspeed.rpc.lane.engine_end import EngineLane, LaneTimeout
-from tokenspeed.rpc.lane.gateway_end import GatewayLane, LaneOptions, LaneState
+from tokenspeed.rpc.lane.gateway_end import GatewayLane
 
 READY = wire.ReadyResponse(
     max_model_len=128,

@@ -11,18 +11,14 @@ hundreds of rows and a task switch for each would cost more than the row.
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import zmq
 
-from tokenspeed.config.curve import GatewayCurve
 from tokenspeed.rpc.lane import address, wire
+from tokenspeed.rpc.lane.base import Lane, LaneNotReady, LaneOptions, LaneState, RequestSink
 from tokenspeed.rpc.lane.curve import ZAP_ADDRESS, judge, secure_gateway
 from tokenspeed.rpc.lane.rank import Rank
 from tokenspeed.rpc.lane.sockets import descriptor, readable, send
@@ -37,55 +33,11 @@ _TCP_HEARTBEAT_MS = 2000
 _TCP_HEARTBEAT_TIMEOUT_MS = 8000
 
 
-class LaneState(enum.Enum):
-    """Where a lane is; requests are accepted in READY only."""
-
-    CLOSED = "closed"
-    HANDSHAKE = "handshake"
-    READY = "ready"
-
-
-class LaneNotReady(ConnectionError):
-    """No engine is registered; the request was not sent."""
-
-
-class RequestSink(Protocol):
-    """Who reads the results of one request. Called on the loop's thread; must not block or raise."""
-
-    def push(self, batch: wire.BatchTokenIDOutSlim, row: int) -> None:
-        """Row `row` of `batch` belongs to this request; the last one has a finish reason."""
-
-    def fail(self, reason: str) -> None:
-        """The engine is gone; nothing more will come."""
-
-
-@dataclass(frozen=True)
-class LaneOptions:
-    """How a lane is bound. `engine_count` None: as many ranks as the first HELLO says (1 when it says nothing)."""
-
-    engine_count: int | None
-    handshake_address: str | None
-    startup_timeout_s: float
-    curve: GatewayCurve | None = None
-    """None for a lane without encryption."""
-
-
-class GatewayLane:
-    """Sockets and registered ranks of one worker URL.
-
-    `on_state` is called after every change of state with a sentence that says why.
-    """
+class GatewayLane(Lane):
+    """Sockets and registered ranks of one worker URL."""
 
     def __init__(self, url: str, options: LaneOptions, on_state: Callable[[LaneState, str], None]) -> None:
-        self.url = url
-        self.state = LaneState.CLOSED
-        self.ranks: dict[bytes, Rank] = {}
-        self.dropped: Counter[str] = Counter()
-        """Frames that could not be read or belonged to nobody, by cause."""
-        self.last_output_s = 0.0
-        """`time.monotonic()` of the last frame from any rank."""
-        self._options = options
-        self._on_state = on_state
+        super().__init__(url, options, on_state)
         self._sinks: dict[str, tuple[RequestSink, Rank]] = {}
         self._calls: dict[int, tuple[asyncio.Future[list[wire.ControlReplySlim]], list[wire.ControlReplySlim]]] = {}
         self._next_call = 0
@@ -136,29 +88,13 @@ class GatewayLane:
         """Requests sent and not yet finished, aborted or failed."""
         return len(self._sinks)
 
-    @property
-    def ready_response(self) -> wire.ReadyResponse:
-        """What the first rank said about itself. Raises `LaneNotReady` before registration."""
-        if self.state is not LaneState.READY:
-            raise LaneNotReady(f"worker {self.url} has no engine")
-        response = next(iter(self.ranks.values())).response
-        assert response is not None  # READY means that every rank has registered
-        return response
-
     def submit(self, request: wire.PlainGenerateReqInput | wire.TokenizedGenerateReqInput, sink: RequestSink) -> None:
-        """Send a request to the rank with the fewest in flight. Raises `LaneNotReady`; then nothing was sent."""
-        if self.state is not LaneState.READY:
-            raise LaneNotReady(f"worker {self.url} has no engine")
-        if request.rid in self._sinks:
-            raise ValueError(f"request id {request.rid!r} is in flight already")
-        rank = min(self.ranks.values(), key=lambda r: (r.num_in_flight, r.num_sent))
+        """Send a request to the rank that is next. Raises `LaneNotReady`; then nothing was sent."""
+        rank = self._next_rank(request.rid, request.rid in self._sinks)
         if not self._send(rank, wire.encode_request(request)):
             raise LaneNotReady(f"worker {self.url} lost its engine")
-        self._started(request.rid, sink, rank)
-
-    def _started(self, rid: str, sink: RequestSink, rank: Rank) -> None:
-        rank.begin(time.monotonic())
-        self._sinks[rid] = (sink, rank)
+        self._sinks[request.rid] = (sink, rank)
+        self._begin(rank, request)
 
     def abort(self, request_ids: list[str]) -> None:
         """Forget these requests and tell their ranks; ids that have ended are skipped."""
@@ -173,8 +109,8 @@ class GatewayLane:
 
     def control(self, method: str, args: list[object]) -> asyncio.Future[list[wire.ControlReplySlim]]:
         """Call every rank; the future gives a reply a rank, or `LaneNotReady` when the engine is lost meanwhile."""
-        if self.state is not LaneState.READY or self._loop is None:
-            raise LaneNotReady(f"worker {self.url} has no engine")
+        self._check_ready()
+        assert self._loop is not None  # it is open
         self._next_call += 1
         future: asyncio.Future[list[wire.ControlReplySlim]] = self._loop.create_future()
         self._calls[self._next_call] = (future, [])
@@ -405,8 +341,3 @@ class GatewayLane:
     def _later(self, delay_s: float, call: Callable[..., None], *args: object) -> None:
         assert self._loop is not None
         self._timers.append(self._loop.call_later(delay_s, call, *args))
-
-    def _set_state(self, state: LaneState, reason: str) -> None:
-        if state is not self.state:
-            self.state = state
-            self._on_state(state, reason)

@@ -19,8 +19,9 @@ import pytest
 import zmq
 
 from tokenspeed.rpc.lane import address, wire
+from tokenspeed.rpc.lane.base import LaneNotReady, LaneOptions, LaneState
 from tokenspeed.rpc.lane.engine_end import EngineLane, LaneLost, LaneTimeout
-from tokenspeed.rpc.lane.gateway_end import GatewayLane, LaneNotReady, LaneOptions, LaneState
+from tokenspeed.rpc.lane.gateway_end import GatewayLane
 from tokenspeed.rpc.lane.wire_test import ADD
 
 READY = wire.ReadyResponse(

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from tokenspeed.rpc.lane import wire
+from tokenspeed.rpc.lane.base import LaneOptions, LaneState
 from tokenspeed.rpc.lane.engine_end import EngineLane, LaneLost, LaneTimeout
-from tokenspeed.rpc.lane.gateway_end import GatewayLane, LaneOptions, LaneState
+from tokenspeed.rpc.lane.gateway_end import GatewayLane
 from tokenspeed.rpc.lane.rank import Rank
 
 logger = logging.getLogger(__name__)
@@ -74,7 +76,8 @@ class _EngineSide(GatewayLane):
         if rid in self._sinks:
             port.refuse(rid, f"request id {rid!r} is in flight already")
         elif self.state is LaneState.READY and self._send(port.rank, frames):
-            self._started(rid, port, port.rank)
+            self._sinks[rid] = (port, port.rank)
+            port.rank.begin(time.monotonic(), 0)
 
     def relay_control(self, port: _Port, call: wire.ControlCall) -> None:
         """Pass a call on to the port's rank; its answer goes back to the port under the caller's number."""

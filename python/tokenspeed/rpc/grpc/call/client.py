@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The gateway's end of an engine behind gRPC: one `GrpcLane` a worker URL (`grpc://host:port`), on the asyncio loop.
+"""The gateway's end of an engine behind gRPC: one `GrpcLane` a worker URL (`grpc://host:port`, `grpcs://` with TLS),
+on the asyncio loop.
 
 It has the face of `GatewayLane`, so whoever routes does not tell them apart: it connects and connects again, says when
 the engine is there, sends requests, pushes their rows into sinks, and turns the loss of the connection into one `fail`
@@ -11,19 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from tokenspeed.rpc.grpc.call.convert import to_batch, to_ready, to_refusal, to_request
-from tokenspeed.rpc.grpc.call.kv_events import Blocks, follow
+from tokenspeed.config.gateway_workers import GRPC_SCHEMES, GrpcTls
+from tokenspeed.rpc.grpc.call.convert import to_batch, to_ready, to_refusal, to_request, to_timeout
+from tokenspeed.rpc.grpc.call.kv_events import Cache, follow
 from tokenspeed.rpc.grpc.limits import max_message_bytes, message_options
 from tokenspeed.rpc.lane import wire
 from tokenspeed.rpc.lane.address import AddressError
-from tokenspeed.rpc.lane.gateway_end import LaneNotReady, LaneOptions, LaneState, RequestSink
+from tokenspeed.rpc.lane.base import Lane, LaneNotReady, LaneOptions, LaneState, RequestSink
 from tokenspeed.rpc.lane.rank import Rank
 from tokenspeed_protos import common_pb2
 from tokenspeed_protos import tokenspeed_scheduler_pb2 as pb
@@ -31,7 +32,6 @@ from tokenspeed_protos.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerS
 
 logger = logging.getLogger(__name__)
 
-_SCHEME = "grpc://"
 _CALL_S = 10.0
 _RETRY_S = 0.5
 _WATCH_S = 1.0
@@ -55,33 +55,38 @@ class _Call:
     task: asyncio.Task[None]
 
 
-class GrpcLane:
-    """`on_state` is called after every change of state with a sentence that says why."""
+class GrpcLane(Lane):
+    """A channel to one engine, and the calls on it."""
 
     def __init__(self, url: str, options: LaneOptions, on_state: Callable[[LaneState, str], None]) -> None:
-        self.url = url
-        self.state = LaneState.CLOSED
-        self.ranks: dict[bytes, Rank] = {}
-        self.dropped: Counter[str] = Counter()
-        self.last_output_s = 0.0
-        self._on_state = on_state
+        super().__init__(url, options, on_state)
+        self._limits = options.grpc
         self._calls: dict[str, _Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._channel: grpc.aio.Channel | None = None
         self._stub: TokenSpeedSchedulerStub
         self._life: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._checked_s = 0.0
+        self._num_failed = 0
+        """Health checks that failed in a row."""
+        self._num_owed = 0
+        """Good ones that a sick worker has to show."""
+        self._was_ready = False
+        self._why = ""
+        """Why it was lost last."""
 
     # ---- life ------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Begin to connect. Raises `AddressError`."""
-        target = self.url.removeprefix(_SCHEME)
-        host, colon, port = target.rpartition(":")
-        if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise AddressError(f"worker URL {self.url!r} must be grpc://host:port")
+        secure, target = _target(self.url)
         options = [*message_options(max_message_bytes()), *_KEEPALIVE]
-        self._channel = grpc.aio.insecure_channel(target, options)
+        if secure:
+            self._channel = grpc.aio.secure_channel(target, _credentials(self._limits.tls), options)
+        else:
+            self._channel = grpc.aio.insecure_channel(target, options)
         self._stub = TokenSpeedSchedulerStub(self._channel)
         self._set_state(LaneState.HANDSHAKE, f"connecting to {target}")
         self._life = asyncio.get_running_loop().create_task(self._live(self._channel))
@@ -104,24 +109,11 @@ class GrpcLane:
         """Requests sent and not yet finished, aborted or failed."""
         return len(self._calls)
 
-    @property
-    def ready_response(self) -> wire.ReadyResponse:
-        """What the engine said about itself. Raises `LaneNotReady` before it has."""
-        if self.state is not LaneState.READY:
-            raise LaneNotReady(f"worker {self.url} has no engine")
-        response = next(iter(self.ranks.values())).response
-        assert response is not None  # ranks are made with one
-        return response
-
     def submit(self, request: wire.PlainGenerateReqInput | wire.TokenizedGenerateReqInput, sink: RequestSink) -> None:
-        """Send a request to the rank with the fewest in flight. Raises `LaneNotReady`; then nothing was sent."""
-        if self.state is not LaneState.READY:
-            raise LaneNotReady(f"worker {self.url} has no engine")
-        if request.rid in self._calls:
-            raise ValueError(f"request id {request.rid!r} is in flight already")
-        rank = min(self.ranks.values(), key=lambda r: (r.num_in_flight, r.num_sent))
+        """Send a request to the rank that is next. Raises `LaneNotReady`; then nothing was sent."""
+        rank = self._next_rank(request.rid, request.rid in self._calls)
         sent = to_request(request, rank.index if len(self.ranks) > 1 else None)
-        rank.begin(time.monotonic())
+        self._begin(rank, request)
         self._calls[request.rid] = _Call(sink, rank, self._spawn(self._read(sent, request, sink, rank)))
 
     def abort(self, request_ids: list[str]) -> None:
@@ -134,8 +126,7 @@ class GrpcLane:
 
     def control(self, method: str, args: list[object]) -> asyncio.Future[list[wire.ControlReplySlim]]:
         """A call to the engine as a whole; the future gives one reply. Raises `LaneNotReady`."""
-        if self.state is not LaneState.READY:
-            raise LaneNotReady(f"worker {self.url} has no engine")
+        self._check_ready()
         return asyncio.ensure_future(self._control(method, args))
 
     async def _control(self, method: str, args: list[object]) -> list[wire.ControlReplySlim]:
@@ -162,14 +153,21 @@ class GrpcLane:
         traceparent = getattr(request, "traceparent", None)
         metadata = (("traceparent", traceparent),) if traceparent is not None else None
         try:
-            async for response in self._stub.Generate(sent, metadata=metadata):
-                rank.last_output_s = self.last_output_s = time.monotonic()
-                batch = to_batch(response, rid, sent.stream, rank.index)
-                if batch.finished_reasons[0]:
-                    self._forget(rid)
+            async with asyncio.timeout(self._limits.request_timeout_s or None):
+                async for response in self._stub.Generate(sent, metadata=metadata):
+                    rank.last_output_s = self.last_output_s = time.monotonic()
+                    batch = to_batch(response, rid, sent.stream, rank.index)
+                    rank.on_rows(batch, rank.last_output_s)
+                    if batch.finished_reasons[0]:
+                        self._forget(rid)
+                        sink.push(batch, 0)
+                        return
                     sink.push(batch, 0)
-                    return
-                sink.push(batch, 0)
+        except TimeoutError:
+            if self._forget(rid) is not None:
+                sink.push(to_timeout(self._limits.request_timeout_s, rid, rank.index), 0)
+                await self._tell_abort(rid)
+            return
         except grpc.aio.AioRpcError as error:
             if self._forget(rid) is None:
                 return
@@ -195,14 +193,19 @@ class GrpcLane:
             call.rank.end()
         return call
 
-    def follow_kv(self, of_rank: Callable[[int], Blocks], told: Callable[[], None]) -> None:
+    def follow_kv(self, cache: Cache) -> None:
         """Keep the caller's index of what the engine caches, until the engine is lost."""
-        self._following = self._spawn(follow(self._stub, of_rank, told))
+        if self._following is not None:
+            self._following.cancel()
+        self._following = self._spawn(follow(self._stub, cache))
 
     # ---- the engine ------------------------------------------------------------------------------------------
 
     async def _live(self, channel: grpc.aio.Channel) -> None:
         """Connect, watch, and connect again, until cancelled."""
+        limits = self._limits
+        await asyncio.sleep(limits.startup_delay_s)
+        begun_s = time.monotonic()
         while True:
             try:
                 await self._register()
@@ -211,7 +214,10 @@ class GrpcLane:
                 self._lose(f"{error.code().name}: {error.details()}")
             except (ValueError, TypeError) as error:
                 self._lose(f"what the engine says of itself cannot be read: {error}")
-            await asyncio.sleep(_RETRY_S)
+            if not self._was_ready and 0 < limits.startup_timeout_s < time.monotonic() - begun_s:
+                self._set_state(LaneState.CLOSED, f"it did not register in {limits.startup_timeout_s:g} s")
+                return
+            await asyncio.sleep(_RETRY_S if self._was_ready else limits.startup_interval_s)
 
     async def _register(self) -> None:
         health = await self._stub.HealthCheck(pb.HealthCheckRequest(), timeout=_CALL_S)
@@ -226,20 +232,29 @@ class GrpcLane:
             rank.response = response
             rank.total_blocks = response.num_gpu_blocks
             self.ranks[rank.identity] = rank
-        self.last_output_s = time.monotonic()
+        self.last_output_s = self._checked_s = time.monotonic()
+        self._was_ready = True
+        self._num_failed = self._num_owed = 0
         self._set_state(LaneState.READY, f"{response.data_parallel_size} rank(s) answer")
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
         """Loads and signs of life while the engine is there; returns or raises when it is not."""
+        limits, loads_s = self._limits, 0.0
+        pause_s = min(_WATCH_S, limits.load_interval_s or _WATCH_S, limits.health_interval_s or _WATCH_S)
         while self.state is LaneState.READY:
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(pause_s)
             if channel.get_state() in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
                 self._lose("the connection is lost")
                 return
-            await self._take_loads()
             now_s = time.monotonic()
-            if any(rank.silence_s(now_s) > _SILENT_S for rank in self.ranks.values()):
-                self._spawn(self._ask_health())
+            if limits.load_interval_s and now_s - loads_s >= limits.load_interval_s:
+                loads_s = now_s
+                await self._take_loads()
+            is_due = 0 < limits.health_interval_s <= now_s - self._checked_s
+            is_due = is_due or any(rank.silence_s(now_s) > _SILENT_S for rank in self.ranks.values())
+            if is_due and (self._checking is None or self._checking.done()):
+                self._checked_s = now_s
+                self._checking = self._spawn(self._check_health())
 
     async def _take_loads(self) -> None:
         try:
@@ -251,31 +266,56 @@ class GrpcLane:
         for load in loads.loads:
             rank = self.ranks.get(wire.identity_of(load.dp_rank))
             if rank is not None:
-                rank.load_s = time.monotonic()
-                rank.num_running, rank.num_waiting = load.num_running_reqs, load.num_waiting_reqs
-                rank.active_blocks = round(load.token_usage * rank.total_blocks)
+                usage = load.active_token_usage if load.HasField("active_token_usage") else load.token_usage
+                active_blocks = round(usage * rank.total_blocks)
+                rank.on_load(time.monotonic(), load.num_running_reqs, load.num_waiting_reqs, active_blocks)
+                rank.cache_hit_rate = load.cache_hit_rate
 
-    async def _ask_health(self) -> None:
+    async def _check_health(self) -> None:
         """An engine that finishes a step for this has finished one for all."""
         try:
-            health = await self._stub.HealthCheck(pb.HealthCheckRequest(), timeout=_CALL_S)
+            health = await self._stub.HealthCheck(pb.HealthCheckRequest(), timeout=self._limits.health_timeout_s)
+            failure = "" if health.healthy else (health.message or "the engine is not healthy")
         except grpc.aio.AioRpcError as error:
-            logger.debug("worker %s: health: %s", self.url, error.details())
+            failure = f"{error.code().name}: {error.details()}"
+        if self.state is not LaneState.READY:
             return
-        if health.healthy:
-            for rank in self.ranks.values():
-                rank.last_output_s = time.monotonic()
+        self.num_checks["failure" if failure else "success"] += 1
+        if failure:
+            self._on_failure(failure)
+            return
+        self._num_failed = 0
+        for rank in self.ranks.values():
+            rank.last_output_s = time.monotonic()
+        if self.is_sick:
+            self._num_owed -= 1
+            if not self._num_owed:
+                self.is_sick = False
+                self._on_state(self.state, "its health checks succeed again")
+
+    def _on_failure(self, failure: str) -> None:
+        """A worker that is sick keeps its requests and gets no new ones; it is not lost, only its connection can be."""
+        self._num_failed += 1
+        if self._limits.health_interval_s and self._num_failed >= self._limits.failures:
+            self._num_owed = self._limits.successes
+            if not self.is_sick:
+                self.is_sick = True
+                self._on_state(self.state, f"{self._num_failed} health checks failed in a row: {failure}")
 
     def _lose(self, reason: str) -> None:
         calls, self._calls = self._calls, {}
         self.ranks.clear()
+        self.is_sick = False
         if self._following is not None:
             self._following.cancel()
             self._following = None
         for call in calls.values():
             call.task.cancel()
             call.sink.fail(f"worker {self.url}: {reason}")
+        if self.state is LaneState.HANDSHAKE and reason != self._why:
+            self._on_state(self.state, reason)  # why it still does not answer
         self._set_state(LaneState.HANDSHAKE, reason)
+        self._why = reason
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -283,7 +323,16 @@ class GrpcLane:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _set_state(self, state: LaneState, reason: str) -> None:
-        if state is not self.state:
-            self.state = state
-            self._on_state(state, reason)
+
+def _target(url: str) -> tuple[bool, str]:
+    """(whether with TLS, host:port). Raises `AddressError`."""
+    scheme = next((scheme for scheme in GRPC_SCHEMES if url.startswith(scheme)), "")
+    target = url[len(scheme) :]
+    host, colon, port = target.rpartition(":")
+    if not scheme or not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise AddressError(f"worker URL {url!r} must be grpc://host:port or grpcs://host:port")
+    return scheme == "grpcs://", target
+
+
+def _credentials(tls: GrpcTls) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)

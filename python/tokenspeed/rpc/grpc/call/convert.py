@@ -119,6 +119,12 @@ def to_refusal(error: grpc.aio.AioRpcError, rid: str, rank: int) -> BatchTokenID
     return _replaced(batch, finished_status_codes=[status])
 
 
+def to_timeout(limit_s: float, rid: str, rank: int) -> BatchTokenIDOutSlim:
+    """The row that ends a request whose call took too long."""
+    message = f"call_upstream_timeout: the worker took more than {limit_s:g} s"
+    return _replaced(wire.refusal(rid, message, rank), finished_status_codes=[504])
+
+
 def to_ready(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -> wire.ReadyResponse:
     """What an engine says about itself, in the lane's terms; older ones leave much of it out."""
     args = dict(server.server_args)

@@ -27,8 +27,21 @@ class Blocks(Protocol):
     def clear(self) -> None: ...
 
 
-async def follow(stub: TokenSpeedSchedulerStub, of_rank: Callable[[int], Blocks], told: Callable[[], None]) -> None:
-    """`told` is called after every batch with events. Returns when the engine publishes none at all."""
+class Cache(Protocol):
+    """All ranks' blocks as the caller keeps them."""
+
+    def of_rank(self, rank: int) -> Blocks: ...
+
+    def was_told(self) -> None:
+        """A batch with events came."""
+
+    def was_refused(self) -> None:
+        """The engine publishes no events."""
+
+
+async def follow(stub: TokenSpeedSchedulerStub, cache: Cache) -> None:
+    """Returns when the engine publishes none at all."""
+    of_rank = cache.of_rank
     wanted, ranks = 0, set[int]()
     while True:
         request = common_pb2.SubscribeKvEventsRequest(start_sequence_number=wanted)
@@ -42,9 +55,10 @@ async def follow(stub: TokenSpeedSchedulerStub, of_rank: Callable[[int], Blocks]
                 for event in batch.events:
                     _take(of_rank(batch.dp_rank), event)
                 wanted = batch.sequence_number + 1
-                told()
+                cache.was_told()
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                cache.was_refused()
                 return
             if error.code() in _LOST:
                 _clear(of_rank, ranks)

@@ -12,7 +12,7 @@ import pytest
 from tokenspeed.rpc.grpc.call.client import GrpcLane
 from tokenspeed.rpc.grpc.serve.conftest import Served
 from tokenspeed.rpc.lane import wire
-from tokenspeed.rpc.lane.gateway_end import LaneOptions, LaneState
+from tokenspeed.rpc.lane.base import LaneOptions, LaneState
 
 PROMPT = [1, 3725, 198, 504, 3575, 282, 4649, 314]
 
@@ -58,12 +58,30 @@ class Blocks:
     def clear(self) -> None: ...
 
 
+class Cache:
+    """One engine's blocks; `seen` is set when `first` begins a prompt."""
+
+    def __init__(self, first: Sequence[int]) -> None:
+        self.seen = asyncio.Event()
+        self._first, self._blocks = tuple(first), Blocks()
+
+    def of_rank(self, rank: int) -> Blocks:
+        return self._blocks
+
+    def was_told(self) -> None:
+        if self._first in self._blocks.tokens:
+            self.seen.set()
+
+    def was_refused(self) -> None:
+        raise AssertionError("it publishes events")
+
+
 def test_what_the_engine_caches_is_told_to_a_gateway(served: Served) -> None:
     prompt = [*range(900, 920)]
     served.engine.generate(prompt, {"temperature": 0.0, "max_new_tokens": 2})
 
     async def drive() -> bool:
-        blocks, seen = Blocks(), asyncio.Event()
+        cache = Cache(prompt[:16])
         ready = asyncio.Event()
         lane = GrpcLane(
             f"grpc://127.0.0.1:{served.server.port}",
@@ -72,8 +90,8 @@ def test_what_the_engine_caches_is_told_to_a_gateway(served: Served) -> None:
         )
         lane.open()
         await asyncio.wait_for(ready.wait(), 30)
-        lane.follow_kv(lambda rank: blocks, lambda: seen.set() if tuple(prompt[:16]) in blocks.tokens else None)
-        await asyncio.wait_for(seen.wait(), 30)
+        lane.follow_kv(cache)
+        await asyncio.wait_for(cache.seen.wait(), 30)
         lane.close()
         return True
 
