@@ -7,7 +7,6 @@ architecture, activation, quantization or rope scaling that we lack is refused h
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,12 +15,20 @@ from typing import Any, Literal
 
 from tokenspeed.config.gguf import GGUFFile, read_gguf
 from tokenspeed.config.heads import check_split
+from tokenspeed.config.json_keys import TEXTS, check_all, checked, read_json
 from tokenspeed.config.latent import LatentConfig, latent_from_gguf, latent_from_json
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.moe import GGUF_SIGMOID, MoEConfig, moe_from_gguf, moe_from_json
 from tokenspeed.config.quantization import GGUF_TYPES, QUANTIZATION_BESIDE, Quantization, quantization_from_json
-from tokenspeed.config.rope import RopeScaling, extended_context, longest_context, rope_scaling_from_json
+from tokenspeed.config.rope import (
+    GEMMA_WINDOWED_THETA,
+    RopeScaling,
+    extended_context,
+    longest_context,
+    rope_from_json,
+    rope_scaling_from_json,
+)
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -104,8 +111,11 @@ class _Architecture:
     qkv_bias: bool = False
     qk_norm: bool = False
     activation: Activation = "silu"
-    tied_by_default: bool = False
     norm_offset: float = 0.0
+    windowed: bool = False
+    """Whether a `sliding_window` means anything; some files carry one that their model never had."""
+    first_layers_see_all: bool = False
+    """With windows: those before `max_window_layers` do."""
     full_every: int = 1
     """With windows: every n-th layer sees everything; 1 where config.json lists the layers that do."""
     own_windowed_rope: bool = False
@@ -120,24 +130,31 @@ _ARCHITECTURES = {
     known.name: known
     for known in (
         _Architecture("LlamaForCausalLM", "llama"),
-        _Architecture("MistralForCausalLM", "mistral"),
-        _Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
-        _Architecture("Qwen3ForCausalLM", "qwen3", qk_norm=True),
+        _Architecture("MistralForCausalLM", "mistral", windowed=True),
+        _Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True, windowed=True, first_layers_see_all=True),
+        _Architecture("Qwen3ForCausalLM", "qwen3", qk_norm=True, windowed=True, first_layers_see_all=True),
         _Architecture(
             "Gemma3ForCausalLM",
             "gemma3_text",
             qk_norm=True,
             activation="gelu_tanh",
-            tied_by_default=True,
             norm_offset=1.0,
+            windowed=True,
             full_every=6,
             own_windowed_rope=True,
         ),
-        _Architecture("MixtralForCausalLM", "mixtral"),
-        _Architecture("Qwen3MoeForCausalLM", "qwen3_moe", qk_norm=True),
+        _Architecture("MixtralForCausalLM", "mixtral", windowed=True),
+        _Architecture("Qwen3MoeForCausalLM", "qwen3_moe", qk_norm=True, windowed=True),
         _Architecture("DeepseekV2ForCausalLM", "deepseek_v2", latent=True),
         _Architecture("DeepseekV3ForCausalLM", "deepseek_v3", latent=True),
-        _Architecture("GptOssForCausalLM", "gpt_oss", full_every=2, attention_sinks=True, yarn_is_truncated=False),
+        _Architecture(
+            "GptOssForCausalLM",
+            "gpt_oss",
+            windowed=True,
+            full_every=2,
+            attention_sinks=True,
+            yarn_is_truncated=False,
+        ),
     )
 }
 # Mistral files call themselves "llama" too.
@@ -158,7 +175,6 @@ _GGUF_WITH_EXPERTS = {
     "gpt-oss": "GptOssForCausalLM",
 }
 _ACTIVATIONS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
-_GEMMA_WINDOWED_THETA = 10000.0
 
 
 def load_model_config(source: ModelSource, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -184,26 +200,29 @@ def supported_architectures() -> tuple[str, ...]:
 def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfig:
     """From config.json, with end tokens from generation_config.json where it is there. Raises ModelError."""
     file = folder / "config.json"
-    values = {**_read_json(file), **overrides}
+    values = {**read_json(file), **overrides}
     architecture = _json_architecture(values, str(file))
+    values = checked(values, architecture.name, str(file))
     fields = _Fields(values, str(file))
     for name in ("hidden_act", "hidden_activation"):
         fields.refuse_other(name, _ACTIVATIONS[architecture.activation])
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         fields.refuse_other(name, None)
+    if values.get("use_bidirectional_attention"):
+        raise ModelError(f"{file}: 'use_bidirectional_attention' is not supported (only attention to what came before)")
     declared_context = fields.integer("max_position_embeddings")
-    rope, windowed = _json_rope(values, architecture)
+    rope, windowed = rope_from_json(values, architecture.own_windowed_rope, str(file))
     scaling = rope_scaling_from_json(rope, declared_context, str(file))
     num_heads, num_layers = fields.integer("num_attention_heads"), fields.integer("num_hidden_layers")
     hidden_size = fields.integer("hidden_size")
     latent = latent_from_json(values, str(file)) if architecture.latent else None
-    head_dim = latent.query_dim if latent else values.get("head_dim") or hidden_size // num_heads
+    head_dim = latent.query_dim if latent else values.get("head_dim") or _even_share(hidden_size, num_heads, str(file))
     scale = float(values.get("query_pre_attn_scalar") or head_dim) ** -0.5
     if latent and scaling:
         scale *= scaling.latent_amplitude
     partial = rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
     generation = folder / "generation_config.json"
-    generated = _read_json(generation) if generation.is_file() else {}
+    generated = read_json(generation) if generation.is_file() else {}
     attention_bias = bool(values.get("attention_bias", False))
     return _checked(
         ModelConfig(
@@ -217,11 +236,11 @@ def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfi
             num_kv_heads=num_heads if latent else values.get("num_key_value_heads") or num_heads,
             head_dim=head_dim,
             rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(rope.get("rope_theta", values.get("rope_theta", 10000.0))),
+            rope_theta=float(rope.get("rope_theta") or values["rope_theta"]),
             rope_scaling=scaling,
             rotary_dim=latent.rope_dim if latent else int(head_dim * partial),
             max_position_embeddings=_context(architecture, declared_context, scaling),
-            tie_word_embeddings=bool(values.get("tie_word_embeddings", architecture.tied_by_default)),
+            tie_word_embeddings=values.get("tie_word_embeddings", False),
             bos_token_id=_first_id(values.get("bos_token_id")),
             eos_token_ids=_ids(values.get("eos_token_id"), generated.get("eos_token_id")),
             dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
@@ -251,11 +270,12 @@ def _json_quantization(values: Mapping[str, Any], file: Path) -> Quantization | 
     for name, read in QUANTIZATION_BESIDE.items():
         beside = file.parent / name
         if values.get("quantization_config") is None and beside.is_file():
-            return quantization_from_json({"quantization_config": read(_read_json(beside))}, str(beside))
+            return quantization_from_json({"quantization_config": read(read_json(beside))}, str(beside))
     return quantization_from_json(values, str(file))
 
 
 def _json_architecture(values: Mapping[str, Any], where: str) -> _Architecture:
+    check_all(values, {"architectures": TEXTS}, where)
     names = values.get("architectures") or []
     if not names:
         raise ModelError(f"{where}: 'architectures' is missing, so the model's architecture is not known")
@@ -263,24 +283,6 @@ def _json_architecture(values: Mapping[str, Any], where: str) -> _Architecture:
         if name in _ARCHITECTURES:
             return _ARCHITECTURES[name]
     raise ModelError(f"{where}: architecture {names[0]} is not supported ({', '.join(_ARCHITECTURES)})")
-
-
-def _json_rope(
-    values: Mapping[str, Any], architecture: _Architecture
-) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Rotary parameters of the layers that see everything, and of those with a window where these have their own."""
-    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
-    if "full_attention" in rope or "sliding_attention" in rope:
-        theta = {"rope_theta": values.get("rope_theta", 10000.0)}
-        windowed = {"rope_theta": _GEMMA_WINDOWED_THETA} | dict(rope.get("sliding_attention") or {})
-        return theta | dict(rope.get("full_attention") or {}), windowed
-    if values.get("original_max_position_embeddings"):
-        # Phi-3's place for it, which goes before the other.
-        rope["original_max_position_embeddings"] = values["original_max_position_embeddings"]
-    if not architecture.own_windowed_rope:
-        return rope, None
-    theta = {"rope_theta": values.get("rope_theta", 1e6)}
-    return theta | rope, {"rope_theta": values.get("rope_local_base_freq", _GEMMA_WINDOWED_THETA)}
 
 
 def _context(architecture: _Architecture, declared: int, scaling: RopeScaling | None) -> int:
@@ -291,14 +293,14 @@ def _context(architecture: _Architecture, declared: int, scaling: RopeScaling | 
 def _windows(values: Mapping[str, Any], num_layers: int, architecture: _Architecture) -> tuple[int, ...]:
     """A window where the files ask for one: in every layer, from `max_window_layers` on, or by `layer_types`."""
     window = values.get("sliding_window")
-    if not window or values.get("use_sliding_window") is False:
+    if not architecture.windowed or not window or values.get("use_sliding_window") is False:
         return (0,) * num_layers
     types = values.get("layer_types")
     if types:
         return tuple(window if kind == "sliding_attention" else 0 for kind in types)
     if architecture.full_every > 1:
         return _interleaved(window, num_layers, values.get("sliding_window_pattern", architecture.full_every))
-    first = values.get("max_window_layers", 0) if values.get("use_sliding_window") else 0
+    first = values.get("max_window_layers", 0) if architecture.first_layers_see_all else 0
     return tuple(window if layer >= first else 0 for layer in range(num_layers))
 
 
@@ -328,7 +330,8 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     num_heads, num_layers = fields.integer("attention.head_count"), fields.integer("block_count")
     hidden_size = fields.integer("embedding_length")
     latent = latent_from_gguf(fields.values, where) if architecture.latent else None
-    head_dim = latent.query_dim if latent else fields.values.get("attention.key_length") or hidden_size // num_heads
+    said = latent.query_dim if latent else fields.values.get("attention.key_length")
+    head_dim = said or _even_share(hidden_size, num_heads, where)
     scale = head_dim**-0.5 * (scaling.latent_amplitude if latent and scaling else 1.0)
     window = fields.values.get("attention.sliding_window", 0)
     interleaves = architecture.full_every > 1
@@ -361,7 +364,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             else (window,) * num_layers,
             activation=architecture.activation,
             attention_scale=scale,
-            windowed_rope_theta=_GEMMA_WINDOWED_THETA if architecture.own_windowed_rope else None,
+            windowed_rope_theta=GEMMA_WINDOWED_THETA if architecture.own_windowed_rope else None,
             windowed_rope_scaling=None,
             # Converters add the offset to the weights themselves.
             norm_offset=0.0,
@@ -446,6 +449,13 @@ class _Fields:
             raise ModelError(f"{self.where}: {name} {value!r} is not supported (only {supported or 'none'})")
 
 
+def _even_share(hidden_size: int, num_heads: int, where: str) -> int:
+    """The size of a head where the file does not say it."""
+    if hidden_size % num_heads:
+        raise ModelError(f"{where}: hidden size {hidden_size} does not divide among {num_heads} heads (no head_dim)")
+    return hidden_size // num_heads
+
+
 def _checked(config: ModelConfig, where: str) -> ModelConfig:
     """Numbers that disagree with each other are the file's fault; found here, not in a kernel."""
     if not isinstance(config.num_kv_heads, int) or config.num_kv_heads <= 0:
@@ -465,18 +475,6 @@ def _checked(config: ModelConfig, where: str) -> ModelConfig:
     if len(config.windows) != config.num_layers:
         raise ModelError(f"{where}: layer_types has {len(config.windows)} entries for {config.num_layers} layers")
     return config
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ModelError(f"{file}: not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ModelError(f"{file}: must hold a JSON object")
-    return values
 
 
 def _ids(*values: Any) -> tuple[int, ...]:

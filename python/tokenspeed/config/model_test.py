@@ -173,7 +173,12 @@ def test_gemma3_interleaves_windows_and_rotary_bases(tmp_path: Path) -> None:
         ({"num_hidden_layers": None}, "'num_hidden_layers' is missing"),
         ({"vocab_size": "many"}, "'vocab_size' must be a positive whole number"),
         ({"num_key_value_heads": 3}, "4 heads do not divide among 3 KV heads"),
-        ({"layer_types": ["sliding_attention"], "sliding_window": 8}, "layer_types has 1 entries for 2 layers"),
+        (
+            {"architectures": ["MistralForCausalLM"], "layer_types": ["sliding_attention"], "sliding_window": 8},
+            "layer_types has 1 entries for 2 layers",
+        ),
+        ({"layer_types": ["chunked_attention"] * 2}, "'layer_types' must be a list of 'full_attention' and"),
+        ({"num_attention_heads": 5}, "hidden size 64 does not divide among 5 heads"),
         ({"head_dim": 15}, "rotary size 15 must be even"),
     ],
 )

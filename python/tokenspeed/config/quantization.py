@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tokenspeed.config.json_keys import OBJECT, OBJECTS, SIZE, TEXT, TEXTS, TILE, Rule, check_all
 from tokenspeed.config.model_error import ModelError
 
 WeightKind = Literal["fp8", "int8", "int4", "nvfp4", "mxfp4", "gptq", "gptq_v2", "awq"]
@@ -56,11 +57,24 @@ GGUF_TYPES = Quantization("gguf", (), (), online=False)
 """Of a GGUF file, where every tensor names its own type."""
 
 
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("quant_method", "activation_scheme", "quant_algo"), TEXT),
+    **dict.fromkeys(("checkpoint_format", "format", "version"), TEXT),
+    **dict.fromkeys(("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers"), TEXTS),
+    "weight_block_size": TILE,
+    "config_groups": OBJECTS,
+    "sparsity_config": OBJECT,
+}
+_GROUP_RULES = {"targets": TEXTS, "format": TEXT, "weights": OBJECT, "input_activations": OBJECT}
+_WEIGHT_RULES = {"num_bits": SIZE, "type": TEXT, "block_structure": TILE}
+
+
 def quantization_from_json(values: Mapping[str, Any], where: str) -> Quantization | None:
     """`values`: a whole config.json. Raises ModelError for what is not supported."""
     config = values.get("quantization_config") or values.get("compression_config")
     if config is None:
         return None
+    check_all(config, _RULES, f"{where}: quantization_config")
     method = config.get("quant_method", "unnamed")
     readers = {
         "fp8": _fp8,
@@ -136,6 +150,9 @@ def _compressed(config: Mapping[str, Any], where: str) -> tuple[QuantGroup, ...]
     if sparsity != "dense":
         raise ModelError(f"{where}: compressed-tensors sparsity {sparsity!r} is not supported; use a dense variant")
     groups = (config.get("config_groups") or {}).values()
+    for group in groups:
+        check_all(group, _GROUP_RULES, f"{where}: config_groups")
+        check_all(group.get("weights") or {}, _WEIGHT_RULES, f"{where}: config_groups' weights")
     if not groups:
         raise ModelError(f"{where}: compressed-tensors without 'config_groups' says nothing about its weights")
     return tuple(_compressed_group(group, config.get("format", "dense"), where) for group in groups)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tokenspeed.config.json_keys import DIVISORS, NUMBER, OBJECT, POSITIVE, SIZE, SWITCH, TEXT, Rule, check_all
 from tokenspeed.config.model_error import ModelError
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -78,6 +79,47 @@ class RopeScaling:
         return self.frequency_divisors
 
 
+GEMMA_WINDOWED_THETA = 10000.0
+_KINDS_OF_LAYER = ("full_attention", "sliding_attention")
+_RULES: dict[str, Rule] = {
+    "rope_type": TEXT,
+    "type": TEXT,
+    **dict.fromkeys(("rope_theta", "factor", "partial_rotary_factor", "beta_fast", "beta_slow"), POSITIVE),
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor", "attention_factor"), POSITIVE),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), NUMBER),
+    "original_max_position_embeddings": SIZE,
+    **dict.fromkeys(("short_factor", "long_factor"), DIVISORS),
+    "truncate": SWITCH,
+}
+
+
+def rope_from_json(
+    values: Mapping[str, Any], own_windowed: bool, where: str
+) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """Rotary parameters of the layers that see everything, and of those with a window where these have their own.
+
+    values: checked ones of a config.json. own_windowed: whether the architecture's windowed layers do. ModelError.
+    """
+    nested = values.get("rope_parameters") or {}
+    if any(kind in nested for kind in _KINDS_OF_LAYER):
+        check_all(nested, dict.fromkeys(_KINDS_OF_LAYER, OBJECT), f"{where}: rope_parameters")
+        full, windowed = (nested.get(kind) or {} for kind in _KINDS_OF_LAYER)
+        return _checked(full, values["rope_theta"], where), _checked(windowed, GEMMA_WINDOWED_THETA, where)
+    rope = _checked(values.get("rope_scaling") or nested, values["rope_theta"], where)
+    if values.get("original_max_position_embeddings"):
+        # Phi-3's place for it, which goes before the other.
+        rope["original_max_position_embeddings"] = values["original_max_position_embeddings"]
+    if not own_windowed:
+        return rope, None
+    return rope, {"rope_theta": values["rope_local_base_freq"]}
+
+
+def _checked(rope: Mapping[str, Any], base: float, where: str) -> dict[str, Any]:
+    """Without nulls, and with a base."""
+    check_all(rope, _RULES, f"{where}: rope scaling")
+    return {"rope_theta": base} | {key: value for key, value in rope.items() if value is not None}
+
+
 def rope_scaling_from_json(values: Mapping[str, Any], max_position_embeddings: int, where: str) -> RopeScaling | None:
     """The `rope_scaling` (or `rope_parameters`) object of a config.json; None when it changes nothing.
 
@@ -95,11 +137,11 @@ def rope_scaling_from_json(values: Mapping[str, Any], max_position_embeddings: i
     declared = None if kind == "dynamic" else values.get("original_max_position_embeddings")
     original = declared or max_position_embeddings
     for needed in _NUMBERS_NEEDED.get(kind, ()):
-        if not isinstance(values.get(needed), (int, float)):
+        if values.get(needed) is None:
             raise ModelError(f"{where}: rope scaling {kind!r} needs a number {needed!r}")
     lists = ("short_factor", "long_factor") if kind == "longrope" else ()
     for needed in lists:
-        if not isinstance(values.get(needed), list):
+        if values.get(needed) is None:
             raise ModelError(f"{where}: rope scaling {kind!r} needs a list {needed!r}")
     return RopeScaling(
         kind=kind,
