@@ -87,6 +87,8 @@ class LimitConfig:
     request_timeout_s: float
     max_payload_bytes: int
     idle_connection_timeout_s: float
+    requests_per_s: float
+    """That may come for long; 0: any number. As many at once as may be served at once."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,7 @@ HONOURED: tuple[Flag, ...] = (
     _flag("--max-concurrent-requests", "int", -1, _LIMITS, "requests served at once; -1: max(4096, 1024 x cores)"),
     _flag("--queue-size", "int", 100, _LIMITS, "requests that may wait for a place; more get 429"),
     _flag("--queue-timeout-secs", "float", 60.0, _LIMITS, "longest wait for a place; then 429"),
+    _flag("--rate-limit-tokens-per-second", "float", None, _LIMITS, "requests a second in the long run; more get 429"),
     _flag("--request-timeout-secs", "float", 1800.0, _LIMITS, "longest life of a request"),
     _flag("--idle-connection-timeout-secs", "float", 90.0, _LIMITS, "idle connections are closed after this"),
     _flag("--sse-keepalive-secs", "float", 15.0, _HTTP, "comment on a stream that was silent this long; 0: none"),
@@ -309,6 +312,7 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
             request_timeout_s=values["request_timeout_secs"],
             max_payload_bytes=values["max_payload_size"],
             idle_connection_timeout_s=values["idle_connection_timeout_secs"],
+            requests_per_s=values["rate_limit_tokens_per_second"] or 0.0,
         ),
         drain=DrainConfig(values["shutdown_settle_secs"], values["shutdown_grace_period_secs"]),
         history=history_config(values),
@@ -353,6 +357,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("--max-concurrent-requests", -1, 2**31),
     ("--queue-size", 0, 2**31),
     ("--queue-timeout-secs", 0, 1e9),
+    ("--rate-limit-tokens-per-second", 0, 1e9),
     ("--request-timeout-secs", 0.001, 1e9),
     ("--idle-connection-timeout-secs", 0, 1e9),
     ("--sse-keepalive-secs", 0, 1e9),

@@ -131,7 +131,6 @@ REFUSED: tuple[Flag, ...] = (
     _no("--trust-tenant-header", "switch", False, _TENANTS),
     _no("--tenant-header-name", "str", "x-smg-tenant-id", _TENANTS),
     # Rate Limiting
-    _no("--rate-limit-tokens-per-second", "str", None, _RATES),
     # Priority Scheduler
     _no("--priority-scheduler-enabled", "switch", False, _RATES),
     _no("--priority-scheduler-default-max-class", "str", "default", _RATES),

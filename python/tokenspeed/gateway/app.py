@@ -101,6 +101,7 @@ def share_of(config: GatewayConfig, member: Member) -> GatewayConfig:
         config.limits,
         max_concurrent_requests=member.share(config.limits.max_concurrent_requests),
         queue_size=member.share(config.limits.queue_size),
+        requests_per_s=config.limits.requests_per_s / member.count,
     )
     connections = replace(config.connections, max_connections=member.share(config.connections.max_connections))
     history = config.history
@@ -186,7 +187,7 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         service = Service(
             model,
             router,
-            Admission(limits.max_concurrent_requests, limits.queue_size, limits.queue_timeout_s),
+            Admission(limits.max_concurrent_requests, limits.queue_size, limits.queue_timeout_s, limits.requests_per_s),
             RetryPolicy(**asdict(config.retry)),
             keep_alive,
             metrics,
@@ -412,12 +413,12 @@ class _Reporting:
 
     def health(self, worker: Worker) -> None:
         is_ready = worker.state() is WorkerState.READY
-        self._metrics.worker_health(worker.url, is_ready)
+        self._metrics.workers.health(worker.url, is_ready)
         if self.on_lost is not None and worker.ready_s and worker.state() in (WorkerState.ABSENT, WorkerState.STALLED):
             self.on_lost(worker)
 
     def breaker(self, worker: Worker, old: BreakerState, new: BreakerState) -> None:
-        self._metrics.breaker_changed(worker.url, old.name.lower(), new.name.lower())
+        self._metrics.workers.breaker_changed(worker.url, old.name.lower(), new.name.lower())
 
 
 async def _watch(gauges: WorkerGauges) -> None:

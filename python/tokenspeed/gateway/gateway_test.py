@@ -43,8 +43,8 @@ def test_the_tokenizer_caches_are_used_when_asked_for_and_give_the_same_prompt()
         shared = first[: -len(ids("one[assistant]")) - 1]
         assert second == third == [*shared, *ids("two"), END_TOKEN, *ids("[assistant]")]
         text = running.request("GET", "/metrics")[2].decode()
-    assert 'smg_tokenizer_cache_lookups_total{cache="l0",result="hit"} 1.0' in text
-    assert 'smg_tokenizer_cache_lookups_total{cache="l1",result="hit"}' in text
+    assert 'smg_tokenizer_cache_lookups_total{layer="l0",result="hit"} 1.0' in text
+    assert 'smg_tokenizer_cache_lookups_total{layer="l1",result="hit"}' in text
 
 
 def test_a_chat_template_may_be_named() -> None:

@@ -1,31 +1,36 @@
 # SPDX-License-Identifier: MIT
 """The gateway's metrics under the names that dashboards of the SMG gateway read (smg_*), and the engines' load.
 
-Owns: one `CollectorRegistry` and its collectors. Called by the gateway's HTTP layer and router on the event loop's
-thread; every call is a few dictionary look-ups, nothing blocks. Never reads a clock: callers pass seconds.
-
-The engines' gauges (tokenspeed:num_requests_running, ...) are exported here too, from the load that every frame of
-the lane carries, so that one scrape of the gateway shows the whole deployment.
+Owns: one `CollectorRegistry` and its collectors; those of workers are in `WorkerMetrics`. Called by the gateway's HTTP
+layer and router on the event loop's thread; every call is a few dictionary look-ups, nothing blocks. Never reads a
+clock: callers pass seconds. `testdata/smg_metrics.tsv` lists every name of the released gateway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from tokenspeed.observability.histograms import Histograms, Series
+from tokenspeed.observability.worker_metrics import WorkerMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 # Upper bounds in seconds. Latencies of a laptop's CPU and of a GPU cluster both fall inside.
-DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 45, 60, 90, 120, 180, 240)
-TOKEN_LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
-
-BACKOFF_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+DURATION_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 45, 60, 90, 120, 180, 240),
+    *(300, 480, 900, 1200, 1800, 2700, 3600, 5400, 7200),
+)
+FIRST_TOKEN_BUCKETS_S = (
+    *(0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 30, 60, 120),
+)
+TOKEN_BUCKETS_S = (
+    *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5),
+    *(0.75, 1, 2.5, 10),
+)
 
 
 class RouteLabels(NamedTuple):
@@ -40,12 +45,20 @@ class RouteLabels(NamedTuple):
     connection_mode: str
 
     @property
-    def values(self) -> tuple[str, str, str, str, str]:
+    def values(self) -> tuple[str, str, str, str]:
         """The label values in the order of ROUTE_LABELS."""
-        return (self.connection_mode, "regular", self.connection_mode, self.model, self.endpoint)
+        return ("grpc", "regular", self.model, self.endpoint)
+
+    @property
+    def whole(self) -> tuple[str, str, str, str, str]:
+        """Those in the order of WHOLE_LABELS."""
+        return ("grpc", "regular", self.connection_mode, self.model, self.endpoint)
 
 
-ROUTE_LABELS = ("router_type", "backend_type", "connection_mode", "model", "endpoint")
+ROUTE_LABELS = ("router_type", "backend_type", "model", "endpoint")
+"""Of what concerns tokens. The router that sends tokens to its workers is "grpc", whichever way they go."""
+WHOLE_LABELS = ("router_type", "backend_type", "connection_mode", "model", "endpoint")
+"""Of what concerns requests."""
 
 
 class RequestTimes(NamedTuple):
@@ -59,28 +72,17 @@ class RequestTimes(NamedTuple):
     num_output_tokens: int
 
 
-@dataclass(frozen=True)
-class WorkerLoad:
-    """The load an engine rank last reported. Blocks are KV blocks; active ones belong to running requests."""
-
-    num_running: int
-    num_waiting: int
-    num_active_blocks: int
-    num_total_blocks: int
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of the KV pool that running requests hold, 0 to 1."""
-        return self.num_active_blocks / self.num_total_blocks if self.num_total_blocks > 0 else 0.0
-
-
 class _Route:
     """What is counted of one kind of routed request: its series, found once, and numbers since the last look."""
 
-    __slots__ = ("cached", "duration", "generation", "input", "output", "streams", "tpot", "ttft", "wholes")
+    __slots__ = (
+        *("duration", "ttft", "first", "generation", "tpot", "token"),
+        *("streams", "wholes", "input", "cached", "output"),
+    )
 
-    def __init__(self, duration: Series, ttft: Series, generation: Series, tpot: Series) -> None:
-        self.duration, self.ttft, self.generation, self.tpot = duration, ttft, generation, tpot
+    def __init__(self, duration: Series, of_tokens: Sequence[Series]) -> None:
+        self.duration = duration
+        self.ttft, self.first, self.generation, self.tpot, self.token = of_tokens
         self.streams = self.wholes = self.input = self.cached = self.output = 0
 
 
@@ -90,26 +92,22 @@ class GatewayMetrics:
     def __init__(self, duration_buckets_s: tuple[float, ...] = DURATION_BUCKETS_S) -> None:
         self.registry = CollectorRegistry()
         self._routes: dict[RouteLabels, _Route] = {}
-        self._num_active = 0
         self._counted: dict[tuple[Counter, tuple[str, ...]], float] = {}
         """What was counted since the last look, by counter and label values."""
         self._make_http(duration_buckets_s)
         self._make_router(duration_buckets_s)
-        self._make_workers()
-        self._make_caches()
         self._make_admission()
-        self._make_breakers()
-        self._make_routing()
         self._make_tokenizer()
         self._make_turns()
+        self.workers = WorkerMetrics(self.registry, self._count)
 
     def _route(self, route: RouteLabels) -> _Route:
         """What is counted of `route`. A request counts a dozen times, which the library does under a lock each, after
         a look-up that costs more than counting: it is told when somebody looks."""
         known = self._routes.get(route)
         if known is None:
-            histograms = (self._router_duration, self._router_ttft, self._router_generation, self._router_tpot)
-            known = self._routes[route] = _Route(*(histogram.of(*route.values) for histogram in histograms))
+            of_tokens = [histograms.of(*route.values) for histograms in self._of_tokens]
+            known = self._routes[route] = _Route(self._router_duration.of(*route.whole), of_tokens)
         return known
 
     def _count(self, metric: Counter, number: float, *values: str) -> None:
@@ -125,18 +123,13 @@ class GatewayMetrics:
         for route, seen in self._routes.items():
             for streaming, number in (("true", seen.streams), ("false", seen.wholes)):
                 if number:
-                    self._router_requests.labels(*route.values, streaming).inc(number)
+                    self._router_requests.labels(*route.whole, streaming).inc(number)
             for token_type, number in (("input", seen.input), ("cached", seen.cached), ("output", seen.output)):
                 self._router_tokens.labels(*route.values, token_type).inc(number)
             seen.streams = seen.wholes = seen.input = seen.cached = seen.output = 0
-        self._http_active.set(self._num_active)
         return generate_latest(self.registry)
 
     # HTTP: every request, whatever it asks for.
-
-    def http_started(self) -> None:
-        """A request's head has been read."""
-        self._num_active += 1
 
     def connection_refused(self) -> None:
         """A connection over the limit was closed."""
@@ -151,7 +144,6 @@ class GatewayMetrics:
 
         path is the route's pattern, never the client's string; error_code is "" for a success.
         """
-        self._num_active -= 1
         self._count(self._http_requests, 1, method, path)
         self._count(self._http_responses, 1, path, str(status), error_code)
         self._http_duration.of(method, path).observe(duration_s)
@@ -167,7 +159,7 @@ class GatewayMetrics:
 
     def route_failed(self, route: RouteLabels, error_type: str, reason: str) -> None:
         """The request ended with an error; reason is the error's machine-readable code."""
-        self._router_errors.labels(*route.values, error_type, reason).inc()
+        self._router_errors.labels(*route.whole, error_type, reason).inc()
 
     def route_finished(self, route: RouteLabels, times: RequestTimes) -> None:
         """The request ended with an answer: records its latencies."""
@@ -176,10 +168,13 @@ class GatewayMetrics:
         if times.first_token_s is None:
             return
         seen.ttft.observe(times.first_token_s)
+        seen.first.observe(times.first_token_s)
         generation_s = times.total_s - times.first_token_s
         seen.generation.observe(generation_s)
         if times.num_output_tokens > 1:
-            seen.tpot.observe(generation_s / (times.num_output_tokens - 1))
+            per_token_s = generation_s / (times.num_output_tokens - 1)
+            seen.tpot.observe(per_token_s)
+            seen.token.observe(per_token_s)
 
     def tokens(self, route: RouteLabels, num_input: int, num_cached: int, num_output: int) -> None:
         """Tokens of one finished or broken request; cached ones are part of the input."""
@@ -188,15 +183,20 @@ class GatewayMetrics:
         seen.cached += num_cached
         seen.output += num_output
 
-    # Workers.
+    def stopped_here(self, route: RouteLabels, num_tail_tokens: int) -> None:
+        """A request was aborted because a stop of the gateway's own had ended all of it while the engine went on.
+        num_tail_tokens: tokens that came behind the stop."""
+        self._count(self._stop_aborts, 1, *route.values)
+        self._count(self._stop_tails, num_tail_tokens, *route.values)
 
-    def worker_health(self, worker: str, healthy: bool) -> None:
-        """A worker became ready (True) or was lost (False)."""
-        self._worker_health.labels(worker).set(1 if healthy else 0)
+    def rate_limited(self, num_allowed: int, num_rejected: int) -> None:
+        """Requests since the last call that were let in, and those that were turned away with 429."""
+        self._rate_limit.labels("allowed").inc(num_allowed)
+        self._rate_limit.labels("rejected").inc(num_rejected)
 
-    def worker_pool(self, connection_mode: str, model: str, num_workers: int) -> None:
-        """How many workers serve a model now."""
-        self._worker_pool.labels("regular", connection_mode, model).set(num_workers)
+    def connections(self, num_open: int) -> None:
+        """Connections that are open now."""
+        self._http_active.set(num_open)
 
     def admission(self, num_admitted: int, num_waiting: int, num_rejected: int) -> None:
         """Requests that are served and that wait now, and those turned away since the last call."""
@@ -204,104 +204,16 @@ class GatewayMetrics:
         self._admission_queue.set(num_waiting)
         self._admission_rejected.inc(num_rejected)
 
-    def worker_requested(self, worker: str, model: str) -> None:
-        """An attempt went to a worker."""
-        self._count(self._worker_requests, 1, worker, model)
-
-    def worker_failed(self, worker: str, code: str) -> None:
-        """An attempt ended by an error of the worker's; code is the error's."""
-        self._count(self._worker_errors, 1, worker, code)
-
-    def worker_capacity(self, worker: str, num_tokens: int, block_size: int) -> None:
-        """The KV pool of all ranks of a worker, and the size of its blocks, in tokens."""
-        self._kv_capacity.labels(worker).set(num_tokens)
-        self._kv_block_size.labels(worker).set(block_size)
-
-    def worker_cache(self, worker: str, num_blocks: int, events: Mapping[str, int]) -> None:
-        """What is known of a worker's prefix cache, and KV events since the last call by what became of them."""
-        self._kv_blocks.labels(worker).set(num_blocks)
-        for kind, number in events.items():
-            if kind in self._kv_events:
-                self._kv_events[kind].labels(worker).inc(number)
-
-    def worker_vetoes(self, worker: str, is_silent: bool, is_overloaded: bool) -> None:
-        """Whether a worker is avoided because it is silent, and because its engine has too much."""
-        self._worker_stalled.labels(worker).set(is_silent)
-        self._worker_overloaded.labels(worker).set(is_overloaded)
-
-    def worker_requests_active(self, worker: str, num_requests: int) -> None:
-        """Requests that the gateway has in flight on a worker."""
-        self._worker_active.labels(worker).set(num_requests)
-
-    def worker_selected(self, connection_mode: str, model: str, policy: str, branch: str) -> None:
-        """A policy chose a worker for an attempt; branch is the policy's reason."""
-        self._count(self._worker_selections, 1, "regular", connection_mode, model, policy)
-        if policy in self._branches:
-            self._count(self._branches[policy], 1, branch)
-
-    def policy_remembers(self, policy: str, number: int) -> None:
-        """How much a policy keeps of requests: tokens of cache_aware's tree, keys of manual's table."""
-        if policy in self._remembered:
-            self._remembered[policy].set(number)
-
-    def cache_matched(self, share: float) -> None:
-        """A policy looked for a prompt in caches and found this share of it, 0 to 1."""
-        self._match_ratio.observe(share)
-
-    def health_checks(self, results: Mapping[str, int]) -> None:
-        """Health checks of a worker since the last call, by result: success or failure."""
-        for result, number in results.items():
-            self._health_checks.labels("regular", result).inc(number)
-
-    def worker_retried(self, endpoint: str, attempt: int, pause_s: float) -> None:
-        """An attempt failed and the request is sent again after a pause; attempt is that one's number, from 1."""
-        self._worker_retries.labels("regular", endpoint).inc()
-        self._retry_backoff.labels(str(attempt)).observe(pause_s)
-
-    def worker_retries_exhausted(self, endpoint: str) -> None:
-        """The last allowed attempt failed."""
-        self._worker_retries_exhausted.labels("regular", endpoint).inc()
-
-    def breaker_outcome(self, worker: str, success: bool) -> None:
-        """An attempt ended in a way that speaks for (True) or against a worker."""
-        self._count(self._cb_outcomes, 1, worker, "success" if success else "failure")
-
-    def breaker_changed(self, worker: str, old: str, new: str) -> None:
-        """A circuit breaker went from one state to another; closed, open or half_open."""
-        self._cb_transitions.labels(worker, old, new).inc()
-
-    def breaker_state(self, worker: str, state: int, num_failures: int, num_successes: int) -> None:
-        """A circuit breaker now: 0 closed, 1 open, 2 half open; outcomes in a row."""
-        self._cb_state.labels(worker).set(state)
-        self._cb_failures.labels(worker).set(num_failures)
-        self._cb_successes.labels(worker).set(num_successes)
-
-    def worker_load(self, worker: str, model: str, load: WorkerLoad) -> None:
-        """An engine rank reported its load."""
-        self._engine_running.labels(worker).set(load.num_running)
-        self._engine_waiting.labels(worker).set(load.num_waiting)
-        self._engine_usage.labels(worker).set(load.kv_usage)
-        self._load_running.labels(model, worker).set(load.num_running)
-        self._load_waiting.labels(model, worker).set(load.num_waiting)
-        self._load_usage.labels(model, worker).set(load.kv_usage)
-
-    def worker_removed(self, worker: str, model: str) -> None:
-        """A worker left for good: its series end, so that sums over workers stay true."""
-        for gauge in (self._worker_health, self._worker_active, self._engine_running, self._engine_waiting):
-            _drop(gauge, worker)
-        for gauge in (self._kv_capacity, self._kv_block_size):
-            _drop(gauge, worker)
-        for gauge in (self._kv_blocks, self._worker_stalled, self._worker_overloaded):
-            _drop(gauge, worker)
-        for gauge in (self._engine_usage, self._cb_state, self._cb_failures, self._cb_successes):
-            _drop(gauge, worker)
-        for gauge in (self._load_running, self._load_waiting, self._load_usage):
-            _drop(gauge, model, worker)
-
     def tokenizer_lookup(self, cache: str, hit: bool, num_reused: int) -> None:
-        """A tokenizer cache ("l0" or "l1") was asked; characters that were not encoded again."""
+        """A tokenizer cache ("l0" or "l1") was asked; UTF-8 bytes that were not encoded again."""
         self._count(self._tokenizer_lookups, 1, cache, "hit" if hit else "miss")
         self._count(self._tokenizer_reused, num_reused, cache)
+
+    def tokenizer_evicted(self, numbers: Mapping[str, int]) -> None:
+        """Texts that made room for others so far, by cache ("l0" or "l1")."""
+        for cache, number in numbers.items():
+            self._tokenizer_evictions.labels(cache).inc(number - self._evicted.get(cache, 0))
+            self._evicted[cache] = number
 
     def turn_went_on(self, first_diverging: int | None, num_before: int) -> None:
         """A conversation's next prompt came. first_diverging: where it leaves the prompt and answer before it, of
@@ -327,16 +239,20 @@ class GatewayMetrics:
         )
 
     def _make_tokenizer(self) -> None:
+        self._evicted: dict[str, int] = {}
+        self._tokenizer_evictions = Counter(
+            "smg_tokenizer_cache_evictions", "Texts that made room.", ("layer",), registry=self.registry
+        )
         self._tokenizer_lookups = Counter(
-            "smg_tokenizer_cache_lookups", "Texts asked for.", ("cache", "result"), registry=self.registry
+            "smg_tokenizer_cache_lookups", "Texts asked for.", ("layer", "result"), registry=self.registry
         )
         self._tokenizer_reused = Counter(
-            "smg_tokenizer_cache_reused_bytes", "Characters not encoded again.", ("cache",), registry=self.registry
+            "smg_tokenizer_cache_reused_bytes", "UTF-8 bytes not encoded again.", ("layer",), registry=self.registry
         )
 
     def _make_http(self, buckets: tuple[float, ...]) -> None:
         registry = self.registry
-        self._http_active = Gauge("smg_http_connections_active", "HTTP requests being answered.", registry=registry)
+        self._http_active = Gauge("smg_http_connections_active", "Connections that are open.", registry=registry)
         self._connections_rejected = Counter(
             "smg_http_connections_rejected", "Connections over the limit.", registry=registry
         )
@@ -358,6 +274,9 @@ class GatewayMetrics:
         )
 
     def _make_admission(self) -> None:
+        self._rate_limit = Counter(
+            "smg_http_rate_limit", "Requests let in and turned away.", ("result",), registry=self.registry
+        )
         self._admitted = self._gauge("smg_admission_inflight", "Requests that have a place.")
         self._admission_queue = self._gauge("smg_admission_queue_depth", "Requests that wait for a place.")
         self._admission_rejected = Counter(
@@ -367,12 +286,12 @@ class GatewayMetrics:
     def _make_router(self, buckets: tuple[float, ...]) -> None:
         registry = self.registry
         self._router_requests = Counter(
-            "smg_router_requests_total", "Requests routed.", (*ROUTE_LABELS, "streaming"), registry=registry
+            "smg_router_requests_total", "Requests routed.", (*WHOLE_LABELS, "streaming"), registry=registry
         )
         self._router_errors = Counter(
             "smg_router_request_errors_total",
             "Routed requests that ended with an error.",
-            (*ROUTE_LABELS, "error_type", "reason"),
+            (*WHOLE_LABELS, "error_type", "reason"),
             registry=registry,
         )
         self._router_tokens = Counter(
@@ -381,109 +300,25 @@ class GatewayMetrics:
             (*ROUTE_LABELS, "token_type"),
             registry=registry,
         )
-        self._router_duration = self._route_histogram("request_duration", "Arrival to the last token.", buckets)
-        self._router_ttft = self._route_histogram("ttft", "Arrival to the first token.", buckets)
-        self._router_generation = self._route_histogram("generation_duration", "First to last token.", buckets)
-        self._router_tpot = self._route_histogram(
-            "tpot", "Mean time between tokens after the first.", TOKEN_LATENCY_BUCKETS_S
+        self._stop_aborts = Counter(
+            "smg_router_local_stop_aborts", "Requests aborted by a stop of ours.", ROUTE_LABELS, registry=registry
         )
-
-    def _make_workers(self) -> None:
-        registry = self.registry
-        retry_labels = ("worker_type", "endpoint")
-        self._worker_health = self._gauge("smg_worker_health", "1 when a worker is ready.", "worker")
-        self._health_checks = Counter(
-            "smg_worker_health_checks", "Answers to health checks.", ("worker_type", "result"), registry=registry
+        self._stop_tails = Counter(
+            "smg_router_local_stop_tail_tokens", "Tokens behind such a stop.", ROUTE_LABELS, registry=registry
         )
-        self._worker_active = self._gauge("smg_worker_requests_active", "Requests in flight.", "worker")
-        self._worker_pool = self._gauge(
-            "smg_worker_pool_size", "Workers that serve a model.", "worker_type", "connection_mode", "model"
+        self._router_duration = Histograms(
+            "smg_router_request_duration_seconds", "Arrival to the last token.", WHOLE_LABELS, registry, buckets
         )
-        self._worker_retries = Counter(
-            "smg_worker_retries_total", "Attempts sent again.", retry_labels, registry=registry
-        )
-        self._worker_requests = Counter(
-            "smg_worker_requests", "Attempts sent to a worker.", ("worker", "model"), registry=registry
-        )
-        self._worker_errors = Counter(
-            "smg_worker_errors", "Attempts that a worker's fault ended.", ("worker", "reason"), registry=registry
-        )
-        self._retry_backoff = Histogram(
-            "smg_worker_retry_backoff_seconds",
-            "Pauses before attempts.",
-            ("attempt",),
-            registry=registry,
-            buckets=BACKOFF_BUCKETS_S,
-        )
-        self._worker_retries_exhausted = Counter(
-            "smg_worker_retries_exhausted_total", "Requests out of attempts.", retry_labels, registry=registry
-        )
-        self._engine_running = self._gauge("smg_engine_running_requests", "Requests an engine runs.", "worker")
-        self._engine_waiting = self._gauge("smg_engine_waiting_requests", "Requests an engine queues.", "worker")
-        self._engine_usage = self._gauge("smg_engine_token_usage", "Share of the KV pool in use, 0 to 1.", "worker")
-        by_rank = ("model_name", "worker")
-        self._load_running = self._gauge("tokenspeed:num_requests_running", "Requests that run.", *by_rank)
-        self._load_waiting = self._gauge("tokenspeed:num_requests_waiting", "Requests that wait.", *by_rank)
-        self._load_usage = self._gauge(
-            "tokenspeed:kv_cache_usage_perc", "Share of the KV pool held by running requests, 0 to 1.", *by_rank
-        )
-
-    def _make_caches(self) -> None:
-        self._kv_blocks = self._gauge("smg_kv_index_blocks", "Cached blocks known by KV events.", "worker")
-        self._kv_events = {
-            "batches": Counter("smg_kv_event_batches", "Batches of KV events.", ("worker",), registry=self.registry),
-            "gaps": Counter("smg_kv_event_gaps", "Numbers that were missing.", ("worker",), registry=self.registry),
-            "resyncs": Counter("smg_kv_event_resyncs", "Indexes begun anew.", ("worker",), registry=self.registry),
-            "unreadable": Counter(
-                "smg_kv_event_stream_errors", "Batches that cannot be read.", ("worker",), registry=self.registry
-            ),
-        }
-        self._kv_capacity = self._gauge("smg_engine_kv_capacity_tokens", "Tokens of a worker's KV pool.", "worker")
-        self._kv_block_size = self._gauge("smg_kv_block_size_tokens", "Tokens of a KV block.", "worker")
-        self._worker_stalled = self._gauge("smg_worker_stalled", "1 when a worker is silent.", "worker")
-        self._worker_overloaded = self._gauge("smg_workers_overloaded", "1 when a worker is overloaded.", "worker")
-
-    def _make_breakers(self) -> None:
-        registry = self.registry
-        self._cb_state = self._gauge("smg_worker_cb_state", "0 closed, 1 open, 2 half open.", "worker")
-        self._cb_failures = self._gauge("smg_worker_cb_consecutive_failures", "Failures in a row.", "worker")
-        self._cb_successes = self._gauge("smg_worker_cb_consecutive_successes", "Successes in a row.", "worker")
-        self._cb_outcomes = Counter(
-            "smg_worker_cb_outcomes", "Attempts by outcome.", ("worker", "outcome"), registry=registry
-        )
-        self._cb_transitions = Counter(
-            "smg_worker_cb_transitions", "Changes of state.", ("worker", "from", "to"), registry=registry
-        )
-
-    def _make_routing(self) -> None:
-        registry = self.registry
-        labels = ("worker_type", "connection_mode", "model", "policy")
-        self._worker_selections = Counter("smg_worker_selection", "Workers chosen.", labels, registry=registry)
-        self._branches = {
-            policy: Counter(f"smg_{policy}_policy_branch", "Choices by reason.", ("branch",), registry=registry)
-            for policy in ("cache_aware", "manual", "consistent_hashing", "prefix_hash", "bucket")
-        }
-        self._match_ratio = Histogram(
-            "smg_cache_aware_match_ratio",
-            "Share of a prompt that was found in caches.",
-            registry=registry,
-            buckets=[step / 10 for step in range(11)],
-        )
-        self._remembered = {
-            "cache_aware": self._gauge("smg_cache_tree_tokens", "Prompt tokens that the policy remembers."),
-            "manual": self._gauge("smg_manual_policy_cache_entries", "Routing keys that have a worker."),
-        }
+        self._of_tokens = [
+            self._route_histogram("ttft", "Arrival to the first token.", buckets),
+            self._route_histogram("time_to_first_token", "The same, finer.", FIRST_TOKEN_BUCKETS_S),
+            self._route_histogram("generation_duration", "First to last token.", buckets),
+            self._route_histogram("tpot", "Mean time between tokens after the first.", buckets),
+            self._route_histogram("request_time_per_output_token", "The same, finer.", TOKEN_BUCKETS_S),
+        ]
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)
 
     def _route_histogram(self, what: str, text: str, buckets: tuple[float, ...]) -> Histograms:
         return Histograms(f"smg_router_{what}_seconds", text, ROUTE_LABELS, self.registry, buckets)
-
-
-def _drop(gauge: Gauge, *values: str) -> None:
-    """Ends a series; one that never began is fine (a worker may go before it reports)."""
-    try:
-        gauge.remove(*values)
-    except KeyError:
-        return

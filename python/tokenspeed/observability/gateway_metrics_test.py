@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tokenspeed.observability.gateway_metrics import GatewayMetrics, RequestTimes, RouteLabels, WorkerLoad
+from tokenspeed.observability.gateway_metrics import GatewayMetrics, RequestTimes, RouteLabels
+from tokenspeed.observability.worker_metrics import WorkerLoad
 
 ROUTE = RouteLabels(model="m", endpoint="chat", connection_mode="zmq")
 
@@ -20,11 +21,8 @@ def scrape(metrics: GatewayMetrics) -> dict[tuple[str, ...], float]:
 
 def test_an_http_request_counts_once_by_path_and_by_status() -> None:
     metrics = GatewayMetrics()
-    metrics.http_started()
-    assert scrape(metrics)[("smg_http_connections_active",)] == 1
     metrics.http_finished("POST", "/v1/chat/completions", 404, "model_not_found", 0.25)
     seen = scrape(metrics)
-    assert seen[("smg_http_connections_active",)] == 0
     assert seen[("smg_http_requests_total", "POST", "/v1/chat/completions")] == 1
     # Labels in alphabetical order: error_code, path, status_code.
     assert seen[("smg_http_responses_total", "model_not_found", "/v1/chat/completions", "404")] == 1
@@ -63,20 +61,24 @@ def test_tokens_are_counted_by_type() -> None:
 
 def test_load_of_a_rank_appears_under_both_names_and_goes_with_the_worker() -> None:
     metrics = GatewayMetrics()
-    metrics.worker_health("w0", True)
-    metrics.worker_load("w0", "m", WorkerLoad(num_running=2, num_waiting=3, num_active_blocks=25, num_total_blocks=100))
+    metrics.workers.health("w0", True)
+    metrics.workers.load(
+        "w0", "m", 1, WorkerLoad(num_running=2, num_waiting=3, num_active_blocks=25, num_total_blocks=100)
+    )
     seen = scrape(metrics)
-    assert seen[("tokenspeed:num_requests_running", "m", "w0")] == 2
-    assert seen[("tokenspeed:num_requests_waiting", "m", "w0")] == 3
-    assert seen[("tokenspeed:kv_cache_usage_perc", "m", "w0")] == 0.25
-    assert seen[("smg_engine_running_requests", "w0")] == 2
-    metrics.worker_removed("w0", "m")
+    assert seen[("tokenspeed:num_requests_running", "m", "w0@1")] == 2
+    assert seen[("tokenspeed:num_requests_waiting", "m", "w0@1")] == 3
+    assert seen[("tokenspeed:kv_cache_usage_perc", "m", "w0@1")] == 0.25
+    assert seen[("smg_engine_running_requests", "1", "m", "w0")] == 2
+    metrics.workers.rank_removed("w0", "m", 1)
+    metrics.workers.removed("w0")
     assert not [key for key in scrape(metrics) if "w0" in key]
 
 
 def test_removing_a_worker_that_never_reported_is_harmless() -> None:
     metrics = GatewayMetrics()
-    metrics.worker_removed("w0", "m")
+    metrics.workers.rank_removed("w0", "m", 1)
+    metrics.workers.removed("w0")
     assert not [key for key in scrape(metrics) if "w0" in key]
 
 

@@ -31,6 +31,10 @@ class Answer:
         """`time.monotonic()` of the first token."""
         self.token_ids: list[int] = []
         """Of the one choice of a conversation's turn."""
+        self.stopped_here = False
+        """A stop of ours has ended all that the engine was still generating."""
+        self.num_tail_tokens = 0
+        """Tokens that came behind such a stop."""
         self._job = job
         self._gathers = job.turn is not None
         self._choices = [Choice(vocabulary, job.rules) for _ in range(job.num_generations)]
@@ -90,6 +94,7 @@ class Answer:
     def _take(self, generation: Generation, index: int, batch: BatchTokenIDOutSlim, row: int) -> Piece | None:
         choice = self._choices[index]
         if choice.finish:
+            self.num_tail_tokens += len(batch.output_ids[row])
             return None
         finish = batch.finished_reasons[row]
         if finish == "abort":
@@ -109,7 +114,7 @@ class Answer:
             self.token_ids += tokens.ids
         if piece.finish:
             self._num_open -= 1
-            generation.stop(index)
+            self.stopped_here = generation.stop(index)
         return piece if self._replies is None else self._replies[index].pass_on(piece)
 
     def _best(self) -> list[int]:

@@ -44,6 +44,7 @@ class ServedModel:
         """Tokens that parsers look for; those that the tokenizer calls special stay in the text for them."""
         self.tokenizer = tokenizer
         self.sampling = CheckedSampling(tokenizer)
+        self.cache = cache
         self._encode = tokenizer.encode if cache is None else cache.encode
         self.template = template
         self.keep_reasoning = False

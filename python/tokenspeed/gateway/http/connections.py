@@ -109,6 +109,7 @@ class _Connection(asyncio.Protocol):
             _say(transport, "503 Service Unavailable")
             return
         owner.open[transport] = self
+        owner.metrics.connections(len(owner.open))
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -134,6 +135,7 @@ class _Connection(asyncio.Protocol):
         self._head_ended()
         if not self._refused:
             self._owner.open.pop(self._transport, None)
+            self._owner.metrics.connections(len(self._owner.open))
             self._inner.connection_lost(exc)
 
     def _head_ended(self) -> None:

@@ -123,7 +123,6 @@ class Server:
         request_id = self._request_id(request)
         request[_REQUEST_ID] = request_id
         metrics = self._service.metrics
-        metrics.http_started()
         transport = request.transport
         self._connections.begun(transport)
         status, code = 499, "client_closed_request"  # unless an answer comes about
@@ -139,7 +138,7 @@ class Server:
         finally:
             self._connections.ended(transport)
             resource = request.match_info.route.resource
-            pattern = resource.canonical if resource is not None else "unknown"
+            pattern = resource.canonical if resource is not None else "other"
             metrics.http_finished(request.method, pattern, status, code, time.monotonic() - begun_s)
 
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import tempfile
 import threading
@@ -294,7 +295,7 @@ def test_requests_over_the_limit_wait_and_those_over_the_queue_get_429_and_no_fa
             text = busy.request("GET", "/metrics")[2].decode()
             assert "smg_admission_queue_rejected_total 1.0" in text and "smg_admission_inflight 0.0" in text
         worker = busy.urls[0]
-        assert f'smg_worker_requests_total{{worker="{worker}"}} 3.0' in text
+        assert re.search(rf'smg_worker_requests_total{{model="[^"]+",worker="{worker}"}} 3.0', text)
         assert f'smg_engine_kv_capacity_tokens{{worker="{worker}"}} {1024 * 16}.0' in text
         assert busy.get("/health")[0] == 200
 

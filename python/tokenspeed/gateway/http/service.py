@@ -76,7 +76,7 @@ class Service:
         """Of conversations."""
         self.timeouts = Timeouts(timeout_s)
         """Of requests, from the check of their body to their last byte."""
-        self._rejections_told = 0
+        self._admissions_told = (0, 0)
         self.key_headers: tuple[str, ...] = (_ROUTING_KEY,)
         """Where a request's routing key is looked for, in this order."""
         self.totals: Callable[[], Awaitable[bytes]] | None = None
@@ -90,8 +90,12 @@ class Service:
         """The text of /metrics of this process."""
         self.gauges.refresh()
         places = self.admission
-        self.metrics.admission(places.num_admitted, places.num_waiting, places.num_rejected - self._rejections_told)
-        self._rejections_told = places.num_rejected
+        allowed, rejected = self._admissions_told
+        self._admissions_told = (places.num_let_in, places.num_rejected)
+        self.metrics.admission(places.num_admitted, places.num_waiting, places.num_rejected - rejected)
+        self.metrics.rate_limited(places.num_let_in - allowed, places.num_rejected - rejected)
+        if self.model.cache is not None:
+            self.metrics.tokenizer_evicted(self.model.cache.num_evicted)
         return self.metrics.render()
 
     async def handle(self, request: web.Request, request_id: str, make_job: MakeJob) -> web.StreamResponse:
@@ -127,11 +131,13 @@ class Service:
     def attempt(self, run: _Run, number: int) -> Generation:
         """A fresh generation on the worker that the policy chooses. Raises `ApiError` 503 without one."""
         choice = self.router.pick(run.asked, run.tried)
+        if run.asked.routing_key and number == 1:
+            self.metrics.workers.keyed()
         worker = choice.worker
-        self.metrics.worker_requested(worker.url, self.model.name)
-        self.metrics.worker_selected(worker.connection_mode, self.model.name, self.router.policy.name, choice.branch)
+        self.metrics.workers.requested(worker.url, self.model.name)
+        self.metrics.workers.selected(worker.connection_mode, self.model.name, self.router.policy.name, choice.branch)
         if choice.overlap is not None:
-            self.metrics.cache_matched(choice.overlap)
+            self.metrics.workers.cache_matched(choice.overlap)
         engine = worker.lane.ready_response
         for column in run.job.handling.columns:
             if not engine.declares("TokenizedGenerateReqInput", column):
@@ -185,12 +191,12 @@ class _Judged:
         worker, metrics = self._worker, self._metrics
         if isinstance(error, ApiError) and is_fault(error):
             worker.breaker.failed()
-            metrics.worker_failed(worker.url, error.code)
-            metrics.breaker_outcome(worker.url, False)
+            metrics.workers.failed(worker.url, error.code)
+            metrics.workers.breaker_outcome(worker.url, False)
         worker.breaker.end(self._trial)
         if error is None:
             worker.breaker.succeeded()
-            metrics.breaker_outcome(worker.url, True)
+            metrics.workers.breaker_outcome(worker.url, True)
 
 
 class _Run:
@@ -233,11 +239,11 @@ class _Run:
 
     def on_retry(self, attempt: int, pause_s: float) -> None:
         """An attempt failed, and another one comes."""
-        self._service.metrics.worker_retried(self.job.endpoint, attempt, pause_s)
+        self._service.metrics.workers.retried(self.job.endpoint, attempt, pause_s)
 
     def on_exhausted(self) -> None:
         """The last allowed attempt failed."""
-        self._service.metrics.worker_retries_exhausted(self.job.endpoint)
+        self._service.metrics.workers.retries_exhausted(self.job.endpoint)
 
     async def whole(self) -> web.Response:
         """The answer in one body."""
@@ -301,6 +307,8 @@ class _Run:
         metrics = self._service.metrics
         metrics.route_finished(self._route, times)
         metrics.tokens(self._route, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        if self._answer.stopped_here:
+            metrics.stopped_here(self._route, self._answer.num_tail_tokens)
         if self.arrival.span.records:
             self._describe(usage, times)
 

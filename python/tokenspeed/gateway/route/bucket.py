@@ -21,6 +21,7 @@ class Bucket:
     """`clock` gives seconds that never go back. The first worker takes the shortest prompts."""
 
     name = "bucket"
+    remembers = ""
 
     def __init__(self, interval_s: float, overload: Overload, clock: Callable[[], float]) -> None:
         self._interval_s = interval_s
@@ -54,6 +55,10 @@ class Bucket:
 
     def forget(self, url: str) -> None:
         """Lengths are nobody's."""
+
+    def num_keys(self, url: str) -> int:
+        """It keeps no keys."""
+        return 0
 
 
 def _cut(lengths: Sequence[int], num_ranges: int) -> list[int]:

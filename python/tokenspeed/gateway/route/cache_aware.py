@@ -67,6 +67,8 @@ class CacheAware:
             else TokenTree(config.max_tree_tokens)
         )
         self._warmup = Warmup(config.warmup, clock)
+        self.num_margin_held = 0
+        """Holders that the price of a prefix kept from spilling."""
 
     @property
     def num_remembered(self) -> int:
@@ -83,6 +85,15 @@ class CacheAware:
         choice = self._chosen(workers, tokens)
         self._record.insert(tokens, choice.worker.url)
         return choice
+
+    @property
+    def remembers(self) -> str:
+        """Tokens or heads."""
+        return "cache_placement_entries" if self._config.index == "hash" else "cache_tree_tokens"
+
+    def num_keys(self, url: str) -> int:
+        """It keeps no keys."""
+        return 0
 
     def forget(self, url: str) -> None:
         """The worker's cache is empty."""
@@ -117,6 +128,8 @@ class CacheAware:
                 return Choice(self._emptiest(calm), "kv_ceiling")
         if must_spill(best, workers, num_held, spill):
             return Choice(self._emptiest(workers), "spill")
+        if spill.margin_tokens and must_spill(best, workers, 0, spill):
+            self.num_margin_held += 1
         cold = self._warmup.for_hit(workers, num_held) if branch == "event_match" else None
         if cold is not None and cold is not best:
             return Choice(cold, "divert")

@@ -90,11 +90,13 @@ class Generation:
         rows, self._rows = self._rows, []
         return rows
 
-    def stop(self, choice: int) -> None:
-        """End one choice early (its text is complete); the engine is told."""
+    def stop(self, choice: int) -> bool:
+        """End one choice early (its text is complete); the engine is told. Whether that ended all there was to end."""
         rid = self._open.pop(choice, None)
-        if rid is not None:
-            self.worker.lane.abort([rid])
+        if rid is None:
+            return False
+        self.worker.lane.abort([rid])
+        return not self._open
 
     def _end_prefill(self) -> None:
         """The first token has come, or none will."""

@@ -50,6 +50,7 @@ class PrefixHash:
 
     name = "prefix_hash"
     num_remembered = 0
+    remembers = ""
 
     def __init__(self, num_tokens: int, overload: Overload) -> None:
         self._num_tokens = num_tokens
@@ -67,12 +68,17 @@ class PrefixHash:
     def forget(self, url: str) -> None:
         """There is nothing to forget."""
 
+    def num_keys(self, url: str) -> int:
+        """It keeps no keys."""
+        return 0
+
 
 class ConsistentHashing:
     """Requests with the same routing key go to the same worker; those without one to the least loaded."""
 
     name = "consistent_hashing"
     num_remembered = 0
+    remembers = ""
 
     def __init__(self) -> None:
         self._ring = Ring()
@@ -85,3 +91,7 @@ class ConsistentHashing:
 
     def forget(self, url: str) -> None:
         """There is nothing to forget."""
+
+    def num_keys(self, url: str) -> int:
+        """It keeps no keys."""
+        return 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,8 +40,7 @@ class KvFeed:
             places = [(_reachable(host, config.endpoint, rank), _replay(host, config, rank), rank) for rank in ranks]
         except (msgspec.ValidationError, FlagError) as error:
             raise ValueError(str(error)) from None
-        self.counts: Counter[str] = Counter()
-        """Batches, gaps, resyncs and what could not be read."""
+        self.counts = blocks.counts
         self._context = zmq.Context()
         self._ranks = [_RankFeed(self, self._context, place, config.topic, blocks) for place in places]
 
@@ -50,11 +48,6 @@ class KvFeed:
     def wanted(declared: dict[str, Any] | None) -> bool:
         """Whether an engine that declares this publishes anything."""
         return bool(declared and declared.get("enable_kv_cache_events") and declared.get("publisher") == "zmq")
-
-    def take_counts(self) -> dict[str, int]:
-        """What happened since the last call: batches, gaps, resyncs, unreadable."""
-        counts, self.counts = self.counts, Counter()
-        return dict(counts)
 
     def close(self) -> None:
         """Leave the engine."""
@@ -98,6 +91,7 @@ class _RankFeed:
             self._watch(self._replayer)
             self._ask(0)
         self._watch(self._subscriber)
+        feed.counts["subscriptions"] += 1
 
     def close(self) -> None:
         if self._timer is not None:
@@ -134,10 +128,11 @@ class _RankFeed:
         elif self._next is None or sequence == self._next:
             self._apply(sequence, payload)
         elif sequence > self._next:
-            self._feed.counts["gaps"] += 1
             if self._replayer is None:
+                self._feed.counts["gaps:unrecovered_cleared"] += 1
                 self._apply(sequence, payload)
             else:
+                self._feed.counts["gaps:replay_requested"] += 1
                 self._ask(self._next)
                 self._on_published(sequence, payload)
 
@@ -165,11 +160,12 @@ class _RankFeed:
                 self._apply(sequence, payload)
 
     def _start_over(self) -> None:
-        self._feed.counts["resyncs"] += 1
+        self._feed.counts["resyncs:gap_cleared"] += 1
         self._index.clear()
 
     def _apply(self, sequence: int, payload: bytes) -> None:
         if self._next is not None and sequence > self._next:
+            self._feed.counts["missed"] += sequence - self._next
             self._start_over()  # what lies between is kept no more
         self._next = sequence + 1
         self._feed.counts["batches"] += 1

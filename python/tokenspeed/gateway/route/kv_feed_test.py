@@ -127,8 +127,8 @@ def test_a_gap_is_replayed_or_what_was_known_is_dropped(publisher: Publisher) ->
         publisher.publish(BlockStored(12, 11, [5, 6], 2, None))
         replays = publisher.config["replay_endpoint"] is not None
         await until(publisher, lambda: blocks.match(PROMPT) == (4 if replays else 0))
-        assert feed.counts["gaps"] == 1
-        assert feed.counts["resyncs"] == (0 if replays else 1)
+        assert feed.counts["gaps:replay_requested" if replays else "gaps:unrecovered_cleared"] == 1
+        assert feed.counts["resyncs:gap_cleared"] == (0 if replays else 1)
 
     following(publisher, story)
 
@@ -153,7 +153,9 @@ def test_batches_that_are_kept_no_more_empty_the_index() -> None:
         for number in range(4):
             publisher.publish(BlockStored(20 + number, None, [number, 8], 2, None), loses=True)
         publisher.publish(BlockStored(30, None, [6, 6], 2, None))
-        await until(publisher, lambda: feed.counts["resyncs"] == 1 and blocks.match(array("I", [6, 6])) == 2)
+        await until(
+            publisher, lambda: feed.counts["resyncs:gap_cleared"] == 1 and blocks.match(array("I", [6, 6])) == 2
+        )
         assert blocks.match(PROMPT) == 0
 
     following(publisher, story)

@@ -8,6 +8,7 @@ the hash of the block before and the tokens of the next. A block counts while an
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,8 @@ class _Block:
 class KvIndex:
     """One rank's blocks. Unknown hashes are normal: the engine's buffer may not reach back to its start."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counter[str] | None = None) -> None:
+        self._counts: Counter[str] = Counter() if counts is None else counts
         self._children: dict[tuple[Hashable, bytes], Hashable] = {}
         self._blocks: dict[Hashable, _Block] = {}
         self._block_size = 0
@@ -40,7 +42,10 @@ class KvIndex:
         """A full block can be reused; `parent` None begins a prompt."""
         self._block_size = len(tokens)
         block = self._blocks.get(block_hash)
+        self._counts["blocks"] += 1
         if block is None:
+            if parent is not None and parent not in self._blocks:
+                self._counts["parentless_blocks"] += 1
             block = self._blocks[block_hash] = _Block((parent, array("I", tokens).tobytes()))
             self._children[block.key] = block_hash
         block.media.add(medium)
@@ -48,6 +53,7 @@ class KvIndex:
     def remove(self, block_hash: Hashable, medium: str | None) -> None:
         """A tier holds the block no more."""
         block = self._blocks.get(block_hash)
+        self._counts["blocks"] += 1
         if block is None:
             return
         block.media.discard(medium)
@@ -85,14 +91,22 @@ class WorkerBlocks:
         self.followed = False
         self.known = False
         self.refuses = False
+        self.counts: Counter[str] = Counter()
+        """What became of KV events since somebody looked: names of `observability.worker_metrics.KV_EVENTS`."""
 
     def of_rank(self, rank: int) -> KvIndex:
         """The index of a rank, made when first asked for."""
-        return self._ranks.setdefault(rank, KvIndex())
+        return self._ranks.setdefault(rank, KvIndex(self.counts))
 
     def was_told(self) -> None:
         """Some rank has told something."""
         self.known = True
+
+    def take_counts(self) -> dict[str, int]:
+        """`counts`, which begin anew."""
+        counts = dict(self.counts)
+        self.counts.clear()
+        return counts
 
     def was_refused(self) -> None:
         """The engine publishes nothing."""

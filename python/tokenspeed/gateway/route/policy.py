@@ -99,6 +99,13 @@ class Policy(Protocol):
     def num_remembered(self) -> int:
         """What the policy keeps: tokens of a tree, keys of a table; 0 for those that keep nothing."""
 
+    @property
+    def remembers(self) -> str:
+        """What that is: the end of a metric's name, "" for nothing."""
+
+    def num_keys(self, url: str) -> int:
+        """Routing keys that a worker has; 0 where there is no table of keys."""
+
 
 def least_loaded(workers: Sequence[W]) -> W:
     """The worker with the fewest requests in flight; the first of several."""
@@ -122,6 +129,7 @@ class ByLoad:
     """A policy that remembers nothing of requests: `pick` sees the workers only."""
 
     num_remembered = 0
+    remembers = ""
 
     def __init__(self, name: str, pick: Callable[[Sequence[Any]], Any]) -> None:
         self.name = name
@@ -129,6 +137,9 @@ class ByLoad:
 
     def choose(self, workers: Sequence[W], asked: Asked) -> Choice[W]:
         return Choice(self._pick(workers), "load")
+
+    def num_keys(self, url: str) -> int:
+        return 0
 
     def forget(self, url: str) -> None:
         """There is nothing to forget."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from tokenspeed.gateway.http.errors import invalid, no_available_workers
@@ -33,6 +34,8 @@ class Router:
         self._options = options
         self._facts: ReadyResponse | None = None
         self._model: str | None = None
+        self.counts: Counter[str] = Counter()
+        """Requests for which no worker was as it should be, since somebody looked: names of `ROUTED`."""
         self._follows_kv = policy.name == "cache_aware"
         self.workers = [Worker(url, options, self) for url in urls]
 
@@ -107,10 +110,14 @@ class Router:
             return self.policy.choose(left, asked)
         left = [worker for worker in left if worker.breaker.allows] or left
         left = [worker for worker in left if worker.url not in tried] or left
-        left = [worker for worker in left if not (worker.is_silent or worker.is_wedged)] or left
+        awake = [worker for worker in left if not (worker.is_silent or worker.is_wedged)]
+        self.counts["liveness_fallback"] += not awake
+        left = awake or left
         calm = [worker for worker in left if not worker.is_overloaded]
-        if not calm and self._options.sheds:
-            raise no_available_workers("every worker is overloaded")
+        if not calm:
+            self.counts["overload_shed" if self._options.sheds else "overload_fallback"] += 1
+            if self._options.sheds:
+                raise no_available_workers("every worker is overloaded")
         left = calm or left
         first = max(worker.priority for worker in left)
         return self.policy.choose([worker for worker in left if worker.priority == first], asked)

@@ -29,6 +29,7 @@ class Manual:
     `clock` gives seconds that never go back."""
 
     name = "manual"
+    remembers = "manual_policy_cache_entries"
 
     def __init__(self, idle_s: float, assignment: str, clock: Callable[[], float]) -> None:
         self._idle_s = idle_s
@@ -59,6 +60,10 @@ class Manual:
         worker = self._assign(workers)
         self._settle(entry, worker.url)
         return Choice(worker, branch)
+
+    def num_keys(self, url: str) -> int:
+        """Keys that were given to a worker first or second."""
+        return self._num_keys[url]
 
     def forget(self, url: str) -> None:
         """A worker that was lost keeps its keys: it comes back under the same name."""
@@ -100,6 +105,15 @@ class StickyKeys:
     def num_remembered(self) -> int:
         """What the policy beneath keeps."""
         return self._policy.num_remembered
+
+    @property
+    def remembers(self) -> str:
+        """The same."""
+        return self._policy.remembers
+
+    def num_keys(self, url: str) -> int:
+        """Keys of the table."""
+        return self._keys.num_keys(url)
 
     def choose(self, workers: Sequence[W], asked: Asked) -> Choice[W]:
         """Branches: those of `Manual` for a key, else the policy's."""

@@ -100,6 +100,7 @@ class Lane(Protocol):
     ranks: dict[bytes, Rank]
     is_sick: bool
     num_checks: Counter[str]
+    num_polls: int
 
     @property
     def num_in_flight(self) -> int: ...

@@ -56,16 +56,17 @@ class TokenizerCache:
         """Tokens that are found, or not, by what stands around them: nothing is cut right before one."""
 
     @property
-    def num_evicted(self) -> int:
-        """Entries that made room for others."""
-        return sum(cache.num_evicted for cache in (self._exact, self._pieces) if cache is not None)
+    def num_evicted(self) -> dict[str, int]:
+        """Entries that made room for others, by cache ("l0" or "l1")."""
+        caches = {"l0": self._exact, "l1": self._pieces}
+        return {name: cache.num_evicted for name, cache in caches.items() if cache is not None}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of `text`."""
         if self._exact is None:
             return self._encode(text, add_special_tokens)
         known = self._exact.get((text, add_special_tokens))
-        self._on_lookup("l0", known is not None, len(text) if known is not None else 0)
+        self._on_lookup("l0", known is not None, _num_bytes(text) if known is not None else 0)
         if known is not None:
             return known.tolist()
         ids = self._encode(text, add_special_tokens)
@@ -93,7 +94,7 @@ class TokenizerCache:
     def _piece(self, piece: str) -> list[int]:
         assert self._pieces is not None
         known = self._pieces.get((piece, False))
-        self._on_lookup("l1", known is not None, len(piece) if known is not None else 0)
+        self._on_lookup("l1", known is not None, _num_bytes(piece) if known is not None else 0)
         if known is not None:
             return known.tolist()
         ids = self._tokenizer.encode(piece, add_special_tokens=False)
@@ -143,6 +144,10 @@ class _Lru:
             while len(self._entries) > self._max_entries or self._num_bytes > self._max_bytes:
                 self._num_bytes -= _size(*self._entries.popitem(last=False))
                 self.num_evicted += 1
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def _size(key: tuple[str, bool], ids: array[int]) -> int:

@@ -148,7 +148,7 @@ def test_memory_is_bounded_and_the_longest_unused_go_first(sizes: CacheSizes) ->
     for number in range(50):
         cache.encode(f"hello {number}", add_special_tokens=False)
         cache.encode("hello 0", add_special_tokens=False)
-    assert cache.num_evicted >= 30
+    assert sum(cache.num_evicted.values()) >= 30
     assert sum(hit for _, hit, _ in looks) == 50
     big = "ab " * 2000  # would push out everything
     looks.clear()

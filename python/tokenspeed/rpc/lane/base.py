@@ -66,7 +66,9 @@ class Lane:
         self.is_sick = False
         """Its engine is there and says, time and again, that it is not well: it should get no new requests."""
         self.num_checks: Counter[str] = Counter()
-        """Health checks by result, success or failure."""
+        """Health checks by result, success or failure, since somebody looked."""
+        self.num_polls = 0
+        """Times that the engine was asked for its load, since then."""
         self._options = options
         self._on_state = on_state
 

@@ -257,6 +257,7 @@ class GrpcLane(Lane):
                 self._checking = self._spawn(self._check_health())
 
     async def _take_loads(self) -> None:
+        self.num_polls += 1
         try:
             loads = await self._stub.GetLoads(pb.GetLoadsRequest(include=["core", "queues"]), timeout=_CALL_S)
         except grpc.aio.AioRpcError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -30,6 +31,9 @@ class Blocks(Protocol):
 class Cache(Protocol):
     """All ranks' blocks as the caller keeps them."""
 
+    counts: Counter[str]
+    """What became of events: batches, subscriptions, missed, resyncs:REASON."""
+
     def of_rank(self, rank: int) -> Blocks: ...
 
     def was_told(self) -> None:
@@ -45,11 +49,15 @@ async def follow(stub: TokenSpeedSchedulerStub, cache: Cache) -> None:
     wanted, ranks = 0, set[int]()
     while True:
         request = common_pb2.SubscribeKvEventsRequest(start_sequence_number=wanted)
+        cache.counts["subscriptions"] += 1
         try:
             async for batch in stub.SubscribeKvEvents(request):
                 if batch.HasField("load") and batch.load.load_only:
                     continue
+                cache.counts["batches"] += 1
                 if wanted and batch.sequence_number > wanted:
+                    cache.counts["missed"] += batch.sequence_number - wanted
+                    cache.counts["resyncs:gap_cleared"] += 1
                     _clear(of_rank, ranks)
                 ranks.add(batch.dp_rank)
                 for event in batch.events:
@@ -61,6 +69,7 @@ async def follow(stub: TokenSpeedSchedulerStub, cache: Cache) -> None:
                 cache.was_refused()
                 return
             if error.code() in _LOST:
+                cache.counts[f"resyncs:{error.code().name.lower()}"] += 1
                 _clear(of_rank, ranks)
                 wanted = 0
             logger.debug("the stream of KV events ended: %s", error.details())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ class Cache:
 
     def __init__(self, first: Sequence[int]) -> None:
         self.seen = asyncio.Event()
+        self.counts: Counter[str] = Counter()
         self._first, self._blocks = tuple(first), Blocks()
 
     def of_rank(self, rank: int) -> Blocks:
