@@ -4,7 +4,8 @@
 A CUDA graph holds addresses, and what it costs is known only once it is captured. So the address range of a large
 pool is reserved, a first page is mapped for captures to run on, and the rest is mapped when its size is decided.
 The driver's virtual memory calls do this; nothing is copied and no address changes. Pages are zeroed.
-Used at start, on the thread that loads the model. Tensors keep their range alive; it goes back when the last is gone.
+The memory may be given back in between (`release`) and had again at the same addresses: an engine that sleeps.
+Used on the thread that loads the model or runs its steps. Tensors keep their range alive; it goes back with the last.
 """
 
 from __future__ import annotations
@@ -94,17 +95,39 @@ class ReservedMemory:
             raise ValueError(f"{num_bytes} bytes were asked for and {self._reserved} are reserved")
         if wanted <= self._mapped:
             return
-        size, start = wanted - self._mapped, self._base + self._mapped
-        handle = ctypes.c_ulonglong()
-        no_flags = ctypes.c_ulonglong(0)
-        self._call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(self._properties), no_flags)
-        where = ctypes.c_ulonglong(start)
-        self._call("cuMemMap", where, ctypes.c_size_t(size), ctypes.c_size_t(0), handle, no_flags)
-        access = _Access(self._properties.location, _READ_WRITE)
-        self._call("cuMemSetAccess", where, ctypes.c_size_t(size), ctypes.byref(access), ctypes.c_size_t(1))
-        self._parts.append((start, size, handle))
+        start, size = self._base + self._mapped, wanted - self._mapped
+        self._parts.append((start, size, self._mapped_part(start, size)))
         self._mapped = wanted
         self._bytes(start, size).zero_()
+
+    def release(self) -> None:
+        """Give the memory back and keep the addresses, which nothing may touch until `grow` backs them again. Waits for
+        the device."""
+        torch.cuda.synchronize(self._device)
+        while self._parts:
+            start, size, handle = self._parts[-1]
+            self._call("cuMemUnmap", ctypes.c_ulonglong(start), ctypes.c_size_t(size))
+            self._parts.pop()
+            self._mapped = start - self._base
+            self._call("cuMemRelease", handle)
+
+    def _mapped_part(self, start: int, size: int) -> ctypes.c_ulonglong:
+        """New memory at these addresses; its handle. Leaves nothing behind when it fails."""
+        handle, where = ctypes.c_ulonglong(), ctypes.c_ulonglong(start)
+        no_flags = ctypes.c_ulonglong(0)
+        self._call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(self._properties), no_flags)
+        try:
+            self._call("cuMemMap", where, ctypes.c_size_t(size), ctypes.c_size_t(0), handle, no_flags)
+            try:
+                access = _Access(self._properties.location, _READ_WRITE)
+                self._call("cuMemSetAccess", where, ctypes.c_size_t(size), ctypes.byref(access), ctypes.c_size_t(1))
+            except RuntimeError:
+                self._call("cuMemUnmap", where, ctypes.c_size_t(size))
+                raise
+        except RuntimeError:
+            self._call("cuMemRelease", handle)
+            raise
+        return handle
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The front of the range as a contiguous tensor; it must have memory. Keeps the range alive."""
@@ -117,10 +140,7 @@ class ReservedMemory:
         base = getattr(self, "_base", 0)
         if not base or sys.is_finalizing():
             return  # never reserved, or the process takes it all with it
-        torch.cuda.synchronize(self._device)
-        for start, size, handle in self._parts:
-            self._call("cuMemUnmap", ctypes.c_ulonglong(start), ctypes.c_size_t(size))
-            self._call("cuMemRelease", handle)
+        self.release()
         self._call("cuMemAddressFree", ctypes.c_ulonglong(base), ctypes.c_size_t(self._reserved))
 
     def _call(self, name: str, *arguments: Any) -> None:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tokenspeed.cli.replies import merged
-from tokenspeed.config.control_paths import ABSENT_PATHS, ENGINE_PATHS, LARGE_PATHS
+from tokenspeed.config.control_paths import ABSENT_PATHS, ENGINE_PATHS, LARGE_PATHS, QUERY_PATHS
 from tokenspeed.observability.endpoint import Answer, Endpoint, Handler, Paths, json_answer, refusal
 
 _TIMEOUT_S = 5.0
@@ -43,7 +43,7 @@ class ControlServer:
         routes["GET", "/get_server_info"] = lambda _: json_answer(200, info())
         routes["GET", "/health_generate"] = lambda _: json_answer(200, {"status": "ok"})
         routes["GET", "/metrics"] = _relay_to_all("GET", "/metrics", engine_urls, None)
-        paths = Paths(open=frozenset({"/health", "/metrics"}), large=LARGE_PATHS)
+        paths = Paths(open=frozenset({"/health", "/metrics"}), large=LARGE_PATHS, queried=QUERY_PATHS)
         self._endpoint = Endpoint("127.0.0.1", port, routes, api_key, paths)
         self.port = self._endpoint.port
 

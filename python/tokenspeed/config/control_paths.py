@@ -11,8 +11,12 @@ ENGINE_PATHS = (
     "/flush_cache",
     "/get_model_info",
     "/get_weight_version",
+    "/is_sleeping",
     "/model_info",
     "/pause_generation",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+    "/sleep",
     "/start_profile",
     "/start_weight_update",
     "/stop_profile",
@@ -20,7 +24,11 @@ ENGINE_PATHS = (
     "/update_weights_from_disk",
     "/update_weights_from_tensor",
     "/v1/loads",
+    "/wake_up",
 )
+
+QUERY_PATHS = frozenset({"/sleep", "/wake_up"})
+"""Whose fields may come in the query of the URL, as clients of vLLM send them."""
 
 LARGE_PATHS = frozenset({"/update_weights_from_tensor"})
 """Whose bodies carry tensors."""
@@ -29,8 +37,6 @@ ABSENT_PATHS = (
     "/destroy_weights_update_group",
     "/init_weights_update_group",
     "/rebalance_experts",
-    "/release_memory_occupation",
-    "/resume_memory_occupation",
     "/update_weights_from_distributed",
     "/update_weights_from_mooncake",
 )

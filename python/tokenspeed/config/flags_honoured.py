@@ -418,6 +418,13 @@ CONTROL_FLAGS: tuple[Flag, ...] = (
     _flag("--rl-control-host", "str", "127.0.0.1", _CONTROL, "Address that they listen on."),
     _flag("--rl-control-api-key", "str", None, _CONTROL, "Key that callers must present: Authorization: Bearer <key>."),
     _flag("--weight-version", "str", "default", _API, "Name of the weights that the engine starts with."),
+    _flag(
+        "--enable-memory-saver",
+        "switch",
+        False,
+        _CONTROL,
+        "Let /release_memory_occupation give the memory of weights and KV blocks back while a trainer needs it.",
+    ),
 )
 
 _LANE = "Headless Engine"

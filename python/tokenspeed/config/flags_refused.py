@@ -21,7 +21,7 @@ _EXPERTS = "every rank holds a part of each expert: experts are split as other l
 _GRAPHS = "prefill is captured by tokens, whatever the batch; see --prefill-graph-capture-token-sizes"
 _KVSTORE = "this release keeps KV blocks on the device and in host memory; see --kvstore-ratio"
 _PD = "this release serves prefill and decode in one engine"
-_RL = "this release has no control server for trainers"
+_MODEL_UPDATER = "weights are not pulled from a Mooncake store: trainers send them to the control port or name a folder"
 _SPECULATION = "this release has no speculative decoding"
 _BACKEND = "kernels are chosen per operation: see --kernel-override and `ts kernels explain`"
 _ARCHITECTURE = "it belongs to an architecture that this release does not have"
@@ -145,11 +145,10 @@ _TIERS = (
     _no("--disaggregation-ib-device", "str", None, _PD),
     _no("--disaggregation-layerwise-interval", "int", 1, _PD),
     _no("--pdlb-url", "str", None, _PD),
-    _no("--model-update-config", "str", None, _RL),
-    _no("--model-update-sdk-module", "str", None, _RL),
-    _no("--model-update-engine-type", "str", None, _RL),
-    _no("--model-update-draft-weights", "str", None, _RL),
-    _no("--enable-memory-saver", "switch", False, _RL),
+    _no("--model-update-config", "str", None, _MODEL_UPDATER),
+    _no("--model-update-sdk-module", "str", None, _MODEL_UPDATER),
+    _no("--model-update-engine-type", "str", None, _MODEL_UPDATER),
+    _no("--model-update-draft-weights", "str", None, _MODEL_UPDATER),
 )
 
 REFUSED: tuple[Flag, ...] = _PARALLEL + _MOE + _KERNELS + _WEIGHTS + _SPEC + _TIERS

@@ -44,6 +44,13 @@ class ModelSource:
     name: str
 
 
+def weight_files(source: ModelSource) -> dict[str, tuple[int, int]]:
+    """Of each file that weights are read from, by name: (bytes, when it was last changed, in ns)."""
+    paths = [source.path] if source.kind == "gguf" else sorted(source.path.iterdir())
+    stats = {path.name: path.stat() for path in paths if path == source.path or path.suffix in _WEIGHTS}
+    return {name: (found.st_size, found.st_mtime_ns) for name, found in stats.items()}
+
+
 def resolve_model(model: str | None, revision: str | None = None, download_dir: str | None = None) -> ModelSource:
     """Find or fetch a model's files.
 

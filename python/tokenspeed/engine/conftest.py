@@ -10,24 +10,7 @@ from typing import Any
 import pytest
 
 from tokenspeed.engine.offline import Engine
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-    "bos_token_id": 1,
-    "torch_dtype": "float32",
-}
+from tokenspeed.engine.testing import CONFIG
 
 StartEngine = Callable[..., Engine]
 

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenspeed.config.control_paths import ABSENT_PATHS
-from tokenspeed.engine.errors import EngineDeadError
+from tokenspeed.engine.errors import EngineDeadError, OperationError
 from tokenspeed.engine.named_tensors import named_tensors
-from tokenspeed.engine.operations import Asked, OperationError, Operations, text
+from tokenspeed.engine.occupation import TAGS
+from tokenspeed.engine.operations import Operations, text
+from tokenspeed.engine.weight_updates import Asked
 from tokenspeed.observability.endpoint import Answer, Handler, json_answer, refusal
 
 Body = Mapping[str, Any]
@@ -47,6 +49,7 @@ def control_routes(operations: Operations, info: Callable[[], Mapping[str, Any]]
         "/get_server_info": lambda body: {**info(), **model_info(body)},
         "/get_model_info": model_info,
         "/model_info": model_info,
+        "/is_sleeping": lambda _: {"is_sleeping": bool(operations.asleep)},
         "/get_weight_version": lambda _: {"weight_version": operations.weight_version},
         "/v1/loads": loads,
         "/flush_cache": lambda body: _flush(operations, body),
@@ -64,6 +67,10 @@ def control_routes(operations: Operations, info: Callable[[], Mapping[str, Any]]
         "/update_weights_from_tensor": lambda body: _from_tensors(operations, body),
         "/start_weight_update": lambda body: _start_update(operations, body),
         "/finish_weight_update": lambda body: _finish_update(operations, body),
+        "/release_memory_occupation": lambda body: _release(operations, body),
+        "/resume_memory_occupation": lambda body: _wake(operations, body),
+        "/sleep": lambda body: _sleep(operations, body),
+        "/wake_up": lambda body: _wake(operations, body),
     }
     routes = {("GET", path): _guarded(run) for path, run in gets.items()}
     routes |= {("POST", path): _guarded(run) for path, run in posts.items()}
@@ -96,26 +103,26 @@ def _aborted(count: int) -> Mapping[str, Any]:
 
 
 def _name_weights(operations: Operations, body: Body) -> Mapping[str, Any]:
-    operations.set_weight_version(text(body, "new_version", None))
+    operations.updates.rename(text(body, "new_version", None))
     return {"success": True, "message": "done", "new_version": operations.weight_version}
 
 
 def _from_disk(operations: Operations, body: Body) -> Mapping[str, Any]:
     _know(body, {"model_path", "load_format", "weight_version", "flush_cache"})
     path, load_format = text(body, "model_path", None), text(body, "load_format", "auto")
-    operations.update_from_disk(path, load_format, _asked(body))
+    operations.updates.from_disk(path, load_format, _asked(body))
     return _updated(operations)
 
 
 def _from_tensors(operations: Operations, body: Body) -> Mapping[str, Any]:
     _know(body, {"serialized_named_tensors", "weight_version", "flush_cache"})
     asked = _asked(body)
-    operations.update_from_tensors(named_tensors(body.get("serialized_named_tensors")), asked)
+    operations.updates.from_tensors(named_tensors(body.get("serialized_named_tensors")), asked)
     return _updated(operations)
 
 
 def _updated(operations: Operations) -> Mapping[str, Any]:
-    message = "kept for /finish_weight_update" if operations.collects else "the new weights serve"
+    message = "kept for /finish_weight_update" if operations.updates.collects else "the new weights serve"
     return {"success": True, "message": message, "weight_version": operations.weight_version}
 
 
@@ -130,14 +137,47 @@ def _start_update(operations: Operations, body: Body) -> Mapping[str, Any]:
     _know(body, {"is_checkpoint_format"})
     if body.get("is_checkpoint_format", True) is not True:
         raise OperationError(400, "is_checkpoint_format: only true; tensors go by the checkpoint's names and shapes")
-    operations.start_update()
+    operations.updates.start()
     return _DONE
 
 
 def _finish_update(operations: Operations, body: Body) -> Mapping[str, Any]:
     _know(body, {"weight_version"})
-    operations.finish_update(_version(body))
+    operations.updates.finish(_version(body))
     return _updated(operations)
+
+
+def _release(operations: Operations, body: Body) -> Mapping[str, Any]:
+    _know(body, {"tags", "mode"})
+    operations.release_memory(_tags(body), text(body, "mode", "wait"), False, PAUSE_LIMIT_S)
+    return _DONE
+
+
+def _sleep(operations: Operations, body: Body) -> Mapping[str, Any]:
+    """level 1: weights stay in the host's memory, where the device's is another. level 2: they are read again."""
+    _know(body, {"level", "mode"})
+    level = body.get("level", 1)
+    if str(level) not in ("1", "2"):
+        raise OperationError(400, f"level must be 1 or 2, not {level!r}")
+    operations.release_memory(TAGS, text(body, "mode", "wait"), str(level) == "1", PAUSE_LIMIT_S)
+    return _DONE
+
+
+def _wake(operations: Operations, body: Body) -> Mapping[str, Any]:
+    _know(body, {"tags"})
+    operations.resume_memory(_tags(body))
+    return _DONE
+
+
+def _tags(body: Body) -> list[str]:
+    """All when none are named."""
+    tags = body.get("tags")
+    if tags is None:
+        return list(TAGS)
+    listed = [tags] if isinstance(tags, str) else tags
+    if not isinstance(listed, list) or not all(isinstance(tag, str) for tag in listed):
+        raise OperationError(400, f"tags must be a list of {', '.join(TAGS)}")
+    return listed
 
 
 def _version(body: Body) -> str | None:

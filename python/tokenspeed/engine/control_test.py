@@ -3,84 +3,30 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file
 
 from tokenspeed.config.control_paths import ABSENT_PATHS
-from tokenspeed.engine.conftest import CONFIG
-from tokenspeed.engine.local_frontend import Delta
-from tokenspeed.engine.offline import Engine
-
-StartEngine = Callable[..., Engine]
-
-PROMPT = [(7 * step) % 300 + 3 for step in range(40)]
-GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
-ENDLESS = {"temperature": 0.0, "max_new_tokens": 900, "ignore_eos": True}
-
-
-def ask(engine: Engine, path: str, body: dict[str, Any] | None = None, key: str | None = None) -> tuple[int, Any]:
-    """GET without a body, POST with one."""
-    url = f"http://127.0.0.1:{engine.ports.control_port}{path}"
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-
-
-class Running:
-    """A request under way: its tokens so far and how it ended."""
-
-    def __init__(self, engine: Engine, params: dict[str, Any] = ENDLESS) -> None:
-        self.num_tokens = 0
-        self.versions: list[str] = []
-        self.finish = ""
-        self._ended = threading.Event()
-        self.rid = (job := engine.job(PROMPT, params)).requests[0].rid
-        engine.frontend.submit(job.requests, self._take)
-
-    def _take(self, deltas: object) -> None:
-        assert isinstance(deltas, list)
-        for delta in deltas:
-            assert isinstance(delta, Delta)
-            self.num_tokens += len(delta.token_ids)
-            if delta.weight_version not in self.versions[-1:]:
-                self.versions.append(delta.weight_version)
-            self.finish = delta.finish
-            if delta.finish:
-                self._ended.set()
-
-    def begun(self) -> Running:
-        deadline = time.monotonic() + 20
-        while not self.num_tokens:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        return self
-
-    def end(self) -> str:
-        assert self._ended.wait(30)
-        return self.finish
-
-
-def start(start_engine: StartEngine, **options: Any) -> Engine:
-    return start_engine(rl_control_port=0, **options)
-
-
-def answer_of(engine: Engine) -> list[int]:
-    return engine.generate([PROMPT], GREEDY)[0].token_ids
+from tokenspeed.engine.testing import (
+    ENDLESS,
+    GREEDY,
+    PROMPT,
+    Running,
+    StartEngine,
+    answer_of,
+    ask,
+    checkpoint,
+    halves,
+    packed,
+    start,
+)
 
 
 def test_it_tells_what_it_is(start_engine: StartEngine, tiny_model: str) -> None:
@@ -200,30 +146,6 @@ def test_a_new_name_of_the_weights_separates_the_prefix_cache(start_engine: Star
     assert status == 400 and "new_version" in refused["message"]
 
 
-def checkpoint(folder: Path, seed: int, **changes: Any) -> str:
-    """A random Llama of the tests' shape on disk."""
-    config: dict[str, Any] = CONFIG | changes
-    generator = torch.Generator().manual_seed(seed)
-    hidden, inner, kv = config["hidden_size"], config["intermediate_size"], 32
-
-    def draw(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * 0.3
-
-    tensors = {"model.embed_tokens.weight": draw(320, hidden), "model.norm.weight": torch.ones(hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        name = f"model.layers.{layer}"
-        for part, shape in {"q": (hidden, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, hidden)}.items():
-            tensors[f"{name}.self_attn.{part}_proj.weight"] = draw(*shape)
-        for part, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
-            tensors[f"{name}.mlp.{part}_proj.weight"] = draw(*shape)
-        for part in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{name}.{part}.weight"] = torch.ones(hidden)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    return str(folder)
-
-
 @pytest.mark.parametrize(("depth", "ranks"), [(0, 1), (1, 1), (1, 2)])
 def test_new_weights_answer_as_an_engine_that_started_with_them(
     start_engine: StartEngine, tmp_path: Path, depth: int, ranks: int
@@ -287,7 +209,7 @@ def test_an_update_that_is_to_flush_is_refused_before_it_changes_what_requests_r
     engine = start(start_engine, model=old, weight_version="v1", **options)
     before = answer_of(engine)
     expected = answer_of(start_engine(model=new, load_format="auto"))
-    running = Running(engine).begun()
+    running = Running(engine, {**ENDLESS, "max_new_tokens": 300}).begun()
     body = {"model_path": new, "weight_version": "v2", "flush_cache": True}
     status, answer = ask(engine, "/update_weights_from_disk", body)
     assert status == 409 and "the weights are as they were" in answer["message"]
@@ -303,17 +225,6 @@ def test_an_update_that_is_to_flush_is_refused_before_it_changes_what_requests_r
         status, answer = ask(engine, "/finish_weight_update", {})
     assert (status, answer["weight_version"]) == (200, "v2")
     assert answer_of(engine) == expected
-
-
-def packed(*parts: dict[str, torch.Tensor]) -> list[str]:
-    """As a trainer sends tensors: each part a safetensors file in base64."""
-    return [base64.b64encode(save(part)).decode() for part in parts]
-
-
-def halves(folder: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    tensors = load_file(f"{folder}/model.safetensors")
-    names = sorted(tensors)
-    return ({name: tensors[name] for name in names[::2]}, {name: tensors[name] for name in names[1::2]})
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -38,14 +38,18 @@ from tokenspeed.engine.executor import Executor, InlineExecutor, StreamExecutor,
 from tokenspeed.engine.gpu_start import GpuStart, start_gpu
 from tokenspeed.engine.grammars import grammar_compiler
 from tokenspeed.engine.kv_feed import KvFeed
+from tokenspeed.engine.kv_pool import KVCaches
 from tokenspeed.engine.kv_publisher import KvPublisher
 from tokenspeed.engine.leader import Leader, lead
 from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop, nothing
+from tokenspeed.engine.loop_calls import LoopCalls
 from tokenspeed.engine.messages import Frontend
 from tokenspeed.engine.new_weights import NewWeights, WeightsFrom
 from tokenspeed.engine.nodes import RankDoor, model_facts
+from tokenspeed.engine.occupation import DeviceOccupation, HostOccupation, Occupation, RankMemory
 from tokenspeed.engine.operations import Operations
+from tokenspeed.engine.placed_weights import PlacedWeights
 from tokenspeed.engine.ports import EnginePorts
 from tokenspeed.engine.ranks import Alone, Ranks, first
 from tokenspeed.engine.records import RequestTable
@@ -54,6 +58,7 @@ from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.step_metrics import StepMetrics
 from tokenspeed.engine.tier_start import StartedTier, num_host_blocks, start_tier
 from tokenspeed.engine.warmup import warm_up
+from tokenspeed.engine.weight_updates import Serving, WeightUpdates
 from tokenspeed.grammar import GrammarCompiler
 from tokenspeed.layers.cache import LayerCache, total_block_bytes
 from tokenspeed.models import KVFormat, LoadOptions, kv_factors, load_model, overwrite
@@ -161,10 +166,11 @@ def build(
         source, served, device, dtype, config.loader.load_format, options=options, progress=bar, group=ranks.group
     )
     ranks.agree("weights", None, first)
+    saves_memory, on_cpu = config.operations.memory_saver, device.type == "cpu"
+    placed = PlacedWeights(model, device) if saves_memory and not on_cpu else None
     layers = model.kv_cache(config.memory.block_size)
     _check_cache(layers, options.kv, model_config.architecture)
     num_slots, num_columns = _table_shape(config.scheduler)
-    on_cpu = device.type == "cpu"
     state = DeviceState(num_slots, num_columns, config.memory.block_size, device, mirrored=not on_cpu)
     sampler = Sampler(
         SamplerConfig(
@@ -181,7 +187,7 @@ def build(
         free_bytes = memory.cpu_free_bytes(hardware.available_ram_bytes, config.memory.share / neighbours)
         num_blocks = memory.num_kv_blocks(config.memory, config.scheduler, total_block_bytes(layers), free_bytes, None)
         num_blocks = ranks.agree("KV blocks", num_blocks, min)
-        caches = [tuple(tensor.allocate(num_blocks, device) for tensor in layer) for layer in layers]
+        caches = allocate(layers, num_blocks, device)
     else:
         progress("capturing decode steps")
         started = _start_gpu(config, model, layers, sampler, state, ranks)
@@ -199,6 +205,11 @@ def build(
         config.sampling.scored_at_once,
         captured,
     )
+    occupation: Occupation | None = None
+    if saves_memory and on_cpu:
+        occupation = HostOccupation(runner, functools.partial(allocate, layers, num_blocks, device))
+    elif placed is not None:
+        occupation = DeviceOccupation(started.pool, num_blocks, placed)
     executor = _executor(runner, config)
     requests = RequestTable()
     metrics = EngineMetrics(config.operations.served_name or source.name, config.operations.app_key)
@@ -252,19 +263,22 @@ def build(
     put = runner.replace_model if on_cpu else functools.partial(overwrite, model)
     new_weights = NewWeights(loop, ranks, load, put)
 
-    operations = Operations(
-        loop,
-        WeightsFrom(source, config.loader.load_format),
-        model_config,
-        config.operations.weight_version,
-        new_weights,
-    )
+    calls, rank_memory = LoopCalls(), RankMemory(loop, ranks, occupation)
+    first_weights = WeightsFrom(source, config.loader.load_format)
+    serving = Serving(first_weights, model_config, config.operations.weight_version)
+    updates = WeightUpdates(loop, calls, serving, new_weights, rank_memory)
+    operations = Operations(loop, calls, updates, rank_memory)
     loop.after_turn = _after_turn(operations, kv_feed, ranks)
     facts = _facts(config, num_blocks, host_blocks)
     ports = EnginePorts(config.operations, metrics, operations, facts)
     return EngineCore(
         config, loop, executor, num_blocks, late_compiles, grammars, operations, ports, kv_feed, kv_events, tier, ranks
     )
+
+
+def allocate(layers: Sequence[LayerCache], num_blocks: int, device: torch.device) -> KVCaches:
+    """The KV tensors of a CPU's engine."""
+    return [tuple(tensor.allocate(num_blocks, device) for tensor in layer) for layer in layers]
 
 
 def _start_gpu(

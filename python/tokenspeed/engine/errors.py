@@ -19,3 +19,15 @@ class EngineDeadError(RuntimeError):
 
 class OutOfMemory(ValueError):
     """The device cannot hold what was asked for; the text names the flag to change."""
+
+
+class OperationError(Exception):
+    """What an operator or a trainer asked for was refused, and nothing has changed. status: as HTTP has it; `RETRY` for
+    what can be done later, by the same call."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+RETRY = 409

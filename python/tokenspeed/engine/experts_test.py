@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tokenspeed.engine.conftest import CONFIG
 from tokenspeed.engine.offline import Engine
+from tokenspeed.engine.testing import CONFIG
 
 StartEngine = Callable[..., Engine]
 

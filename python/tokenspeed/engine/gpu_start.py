@@ -46,6 +46,7 @@ _FRAGMENTATION = 8
 class GpuStart:
     """What a GPU is ready with."""
 
+    pool: ReservedPool
     caches: KVCaches
     num_blocks: int
     captured: Captured
@@ -84,7 +85,7 @@ def start_gpu(
     except (RuntimeError, ValueError) as error:
         flag = memory.sizing_flag(config.memory)
         raise OutOfMemory(f"{flag}: {num_blocks} KV blocks do not fit in the GPU's memory ({error})") from None
-    return GpuStart(caches, num_blocks, captured)
+    return GpuStart(pool, caches, num_blocks, captured)
 
 
 def _capture(

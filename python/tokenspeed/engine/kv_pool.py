@@ -27,7 +27,8 @@ class ReservedPool:
         ]
 
     def grow(self, num_blocks: int) -> KVCaches:
-        """Caches of `num_blocks` zeroed blocks; what was written to earlier ones stands. RuntimeError: no memory."""
+        """Caches of `num_blocks` zeroed blocks; what was written to earlier ones stands. RuntimeError: no memory, and
+        of what was asked for a part may be there."""
         for layer in self._layers:
             for tensor, memory in layer:
                 memory.grow(num_blocks * tensor.block_bytes)
@@ -35,3 +36,9 @@ class ReservedPool:
             tuple(memory.tensor((num_blocks, *tensor.block_shape), tensor.dtype) for tensor, memory in layer)
             for layer in self._layers
         ]
+
+    def release(self) -> None:
+        """Give all memory back; the addresses stay, for nobody to touch until `grow`."""
+        for layer in self._layers:
+            for _, memory in layer:
+                memory.release()

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from tokenspeed.engine.operations import OperationError
+from tokenspeed.engine.errors import OperationError
 
 FIELD = "serialized_named_tensors"
 

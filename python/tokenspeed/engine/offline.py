@@ -39,6 +39,7 @@ from tokenspeed.engine.local_frontend import Delta, LocalFrontend
 from tokenspeed.engine.messages import Add, LoadNumbers
 from tokenspeed.engine.operations import Operations
 from tokenspeed.engine.ports import EnginePorts
+from tokenspeed.engine.trainer_calls import TrainerCalls
 from tokenspeed.gateway.text.bad_words import bad_sequences
 from tokenspeed.gateway.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -118,7 +119,7 @@ class Job:
         return RequestOutput(self.prompt_token_ids, choices, *facts)
 
 
-class Engine:
+class Engine(TrainerCalls):
     """An engine in this process. Options are the command's flags with underscores: `Engine("m.gguf", num_threads=2)`.
 
     Raises ModelError (config.model_error), FlagError, OutOfMemory: one line each that says what to change.

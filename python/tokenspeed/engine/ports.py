@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from tokenspeed.config.control_paths import LARGE_PATHS
+from tokenspeed.config.control_paths import LARGE_PATHS, QUERY_PATHS
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.operations import OperationsConfig
 from tokenspeed.engine.control_routes import control_routes
@@ -21,7 +21,7 @@ from tokenspeed.observability.engine_metrics import CONTENT_TYPE, EngineMetrics
 
 logger = logging.getLogger("tokenspeed.engine")
 
-_PATHS = Paths(open=frozenset({"/metrics", "/health"}), large=LARGE_PATHS)
+_PATHS = Paths(open=frozenset({"/metrics", "/health"}), large=LARGE_PATHS, queried=QUERY_PATHS)
 
 
 class EnginePorts:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tokenspeed.engine.conftest import StartEngine
-from tokenspeed.engine.control_test import GREEDY, PROMPT, answer_of, ask, start
 from tokenspeed.engine.profiler import FOLDER_ENV, ProfileRefused, profile_options
+from tokenspeed.engine.testing import GREEDY, PROMPT, answer_of, ask, start
 
 
 def operators(path: Path) -> set[str]:

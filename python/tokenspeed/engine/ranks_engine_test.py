@@ -16,10 +16,10 @@ import pytest
 
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.sampling import RequestError
-from tokenspeed.engine.conftest import CONFIG, StartEngine
 from tokenspeed.engine.errors import EngineDeadError
 from tokenspeed.engine.leader import Leader
 from tokenspeed.engine.offline import Engine, RequestOutput
+from tokenspeed.engine.testing import CONFIG, StartEngine
 
 PROMPTS = [[5, 6, 7], list(range(3, 90)), [9] * 40, [5, 6, 7, 8], list(range(3, 90))]
 PARAMS: list[dict[str, Any]] = [

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tokenspeed.config.sampling import SamplingParams
 from tokenspeed.engine import inputs
 from tokenspeed.engine.device_state import DeviceState, last_writes
+from tokenspeed.engine.errors import EngineFault
 from tokenspeed.engine.graphs import DecodeGraphs
 from tokenspeed.engine.inputs import PlanView, StepArrays
 from tokenspeed.engine.kv_pool import KVCaches
@@ -39,6 +40,19 @@ class Model(Protocol):
 
     def logits(self, hidden: Hidden, batch: ForwardBatch) -> torch.Tensor:
         """Logits float32 [S, vocabulary] of the batch's sample_indices."""
+
+
+class AbsentModel:
+    """What a runner has while its weights sleep; no step may reach it."""
+
+    def hidden(self, batch: ForwardBatch) -> Hidden:
+        raise EngineFault("a step was launched while the weights sleep")
+
+    def logits(self, hidden: Hidden, batch: ForwardBatch) -> torch.Tensor:
+        raise EngineFault("a step was launched while the weights sleep")
+
+
+ABSENT_MODEL = AbsentModel()
 
 
 class Sampler(Protocol):
@@ -165,6 +179,11 @@ class ModelRunner:
     def replace_model(self, model: Model) -> None:
         """Run `model`, of the same shape, from the next step on. No step may be in flight, and none captured."""
         self._model = model
+
+    def replace_caches(self, caches: KVCaches) -> None:
+        """Keep keys and values there from the next step on. No step may be in flight, and none captured."""
+        self._caches = caches
+        self._flat_caches = [tensor for layer in caches for tensor in layer]
 
     @torch.inference_mode()
     def run(self, work: StepWork) -> Sampled:

@@ -17,11 +17,11 @@ from typing import Any
 
 from tokenspeed.config.sampling import RequestError
 from tokenspeed.engine.choice import ChoiceBuilder
+from tokenspeed.engine.errors import OperationError
 from tokenspeed.engine.local_frontend import Delta
 from tokenspeed.engine.messages import Control
 from tokenspeed.engine.model_view import ModelView
 from tokenspeed.engine.offline import Engine, Job
-from tokenspeed.engine.operations import OperationError
 from tokenspeed.engine.token_steps import token_steps
 
 CANCELLED = 522

@@ -15,6 +15,7 @@ import http.server
 import json
 import logging
 import threading
+import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -43,10 +44,12 @@ Routes = Mapping[tuple[str, str], Handler]
 
 @dataclass(frozen=True)
 class Paths:
-    """open: free of the key. large: with bodies of up to 2 GiB instead of 1 MiB."""
+    """open: free of the key. large: with bodies of up to 2 GiB instead of 1 MiB. queried: fields may also come in the
+    URL's query: texts, and lists of those that come several times."""
 
     open: frozenset[str] = frozenset()
     large: frozenset[str] = frozenset()
+    queried: frozenset[str] = frozenset()
 
 
 NO_PATHS = Paths()
@@ -110,7 +113,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(answer.data)
 
     def _answer(self) -> Answer:
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         may = self._authorized()
         large = may and path in self.paths.large
         # Read in any case: the connection goes on.
@@ -119,6 +122,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return refusal(401, "a valid key is required: Authorization: Bearer <key>")
         if isinstance(body, Answer):
             return body
+        if path in self.paths.queried:
+            found = urllib.parse.parse_qs(query, keep_blank_values=True)
+            body = {name: values if len(values) > 1 else values[0] for name, values in found.items()} | dict(body)
         handler = self.routes.get((self.command, path))
         if handler is None:
             allowed = sorted(method for method, known in self.routes if known == path)

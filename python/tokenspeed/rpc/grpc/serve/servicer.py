@@ -19,11 +19,10 @@ from typing import Any, TypeAlias
 import grpc
 
 from tokenspeed.config.sampling import RequestError
-from tokenspeed.engine.errors import EngineDeadError
+from tokenspeed.engine.errors import EngineDeadError, OperationError
 from tokenspeed.engine.local_frontend import Delta
 from tokenspeed.engine.messages import Control
 from tokenspeed.engine.offline import Engine
-from tokenspeed.engine.operations import OperationError
 from tokenspeed.engine.token_steps import token_steps
 from tokenspeed.gateway.text.tokenizer_files import tokenizer_archive, tokenizer_files
 from tokenspeed.rpc.grpc.serve.answers import ChoiceAnswer

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""What trainers call on an `Engine` in their own process, by the names that they know from SGLang and vLLM.
+
+Each is a control endpoint without HTTP, on the caller's thread. What cannot be done raises `OperationError` (engine
+.errors) with the reason, and nothing has changed then; an engine that has stopped raises EngineDeadError.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+
+from tokenspeed.engine.occupation import TAGS
+from tokenspeed.engine.operations import Operations
+from tokenspeed.engine.weight_updates import Asked
+
+_LIMIT_S = 600.0
+
+
+class TrainerCalls(ABC):
+    @property
+    @abstractmethod
+    def operations(self) -> Operations: ...
+
+    def release_memory_occupation(self, tags: Collection[str] | None = None, mode: str = "wait") -> None:
+        """Give back the memory of `tags` ("weights", "kv_cache"; None: both) once nothing runs; requests that come wait
+        until all is resumed. mode: what becomes of those that run: "wait" for them, "abort" them, or, if KV blocks
+        stay, "keep" them where they are."""
+        self.operations.release_memory(TAGS if tags is None else tags, mode, False, _LIMIT_S)
+
+    def resume_memory_occupation(self, tags: Collection[str] | None = None) -> None:
+        """Have it again: weights with the values that they had, KV blocks empty."""
+        self.operations.resume_memory(TAGS if tags is None else tags)
+
+    def sleep(self, level: int = 1, mode: str = "wait") -> None:
+        """Release everything. level 1: weights stay in the host's memory where that is another than the device's.
+        level 2: they are read again."""
+        if level not in (1, 2):
+            raise ValueError(f"level must be 1 or 2, not {level}")
+        self.operations.release_memory(TAGS, mode, level == 1, _LIMIT_S)
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        self.resume_memory_occupation(tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether anything is released."""
+        return bool(self.operations.asleep)
+
+    @property
+    def weight_version(self) -> str:
+        """The name of the weights that serve."""
+        return self.operations.weight_version
+
+    def update_weights_from_disk(
+        self, model_path: str, load_format: str = "auto", weight_version: str | None = None, flush_cache: bool = False
+    ) -> None:
+        """Serve the checkpoint at `model_path`, all of it."""
+        self.operations.updates.from_disk(model_path, load_format, Asked(weight_version, flush_cache))
+
+    def update_weights_from_tensor(
+        self,
+        named_tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        weight_version: str | None = None,
+        flush_cache: bool = False,
+    ) -> None:
+        """Serve these tensors, copied, in place of the checkpoint's of their names."""
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in dict(named_tensors).items()}
+        self.operations.updates.from_tensors(tensors, Asked(weight_version, flush_cache))
