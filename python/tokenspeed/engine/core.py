@@ -38,7 +38,6 @@ from tokenspeed.engine.executor import Executor, InlineExecutor, StreamExecutor,
 from tokenspeed.engine.gpu_start import GpuStart, start_gpu
 from tokenspeed.engine.grammars import grammar_compiler
 from tokenspeed.engine.kv_feed import KvFeed
-from tokenspeed.engine.kv_pool import KVCaches
 from tokenspeed.engine.kv_publisher import KvPublisher
 from tokenspeed.engine.leader import Leader, lead
 from tokenspeed.engine.local_frontend import LocalFrontend
@@ -187,7 +186,7 @@ def build(
         free_bytes = memory.cpu_free_bytes(hardware.available_ram_bytes, config.memory.share / neighbours)
         num_blocks = memory.num_kv_blocks(config.memory, config.scheduler, total_block_bytes(layers), free_bytes, None)
         num_blocks = ranks.agree("KV blocks", num_blocks, min)
-        caches = allocate(layers, num_blocks, device)
+        caches = [tuple(tensor.allocate(num_blocks, device) for tensor in layer) for layer in layers]
     else:
         progress("capturing decode steps")
         started = _start_gpu(config, model, layers, sampler, state, ranks)
@@ -207,7 +206,7 @@ def build(
     )
     occupation: Occupation | None = None
     if saves_memory and on_cpu:
-        occupation = HostOccupation(runner, functools.partial(allocate, layers, num_blocks, device))
+        occupation = HostOccupation(runner, caches)
     elif placed is not None:
         occupation = DeviceOccupation(started.pool, num_blocks, placed)
     executor = _executor(runner, config)
@@ -274,11 +273,6 @@ def build(
     return EngineCore(
         config, loop, executor, num_blocks, late_compiles, grammars, operations, ports, kv_feed, kv_events, tier, ranks
     )
-
-
-def allocate(layers: Sequence[LayerCache], num_blocks: int, device: torch.device) -> KVCaches:
-    """The KV tensors of a CPU's engine."""
-    return [tuple(tensor.allocate(num_blocks, device) for tensor in layer) for layer in layers]
 
 
 def _start_gpu(

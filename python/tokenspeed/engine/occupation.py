@@ -9,7 +9,9 @@ own pausing keeps steps away meanwhile. Nothing here knows requests.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import functools
+import mmap
+import sys
 from typing import Protocol
 
 import torch
@@ -41,24 +43,25 @@ class Occupation(Protocol):
 
 
 class HostOccupation:
-    """Of a CPU, where nobody holds addresses: what is released is dropped, and made anew. Weights come with a model
-    that is loaded, so for them there is nothing to resume."""
+    """Of a CPU. Weights are dropped and come with a model that is loaded, so for them there is nothing to resume. Pages
+    of KV blocks go back from under the tensors, whose addresses others hold too, and come back when written to."""
 
-    def __init__(self, runner: ModelRunner, allocate: Callable[[], KVCaches]) -> None:
+    def __init__(self, runner: ModelRunner, caches: KVCaches) -> None:
         self._runner = runner
-        self._allocate = allocate
+        self._caches = caches
 
     def release(self, tag: str, keep: bool) -> bool:
-        if tag == KV_CACHE:
-            self._runner.replace_caches([])
-        else:
+        if tag == WEIGHTS:
             self._runner.replace_model(ABSENT_MODEL)
-        _trim()
+            _trim()
+            return False
+        for layer in self._caches:
+            for tensor in layer:
+                _discard(tensor)
         return False
 
     def resume(self, tag: str) -> None:
-        if tag == KV_CACHE:
-            self._runner.replace_caches(self._allocate())
+        return
 
 
 class DeviceOccupation:
@@ -146,8 +149,29 @@ class RankMemory:
         return None
 
 
+def _discard(tensor: torch.Tensor) -> None:
+    """Zero a contiguous tensor of the host's own memory by giving its pages back."""
+    data = tensor.view(-1).view(torch.uint8)
+    start, size = data.data_ptr(), len(data)
+    first = min(-start % mmap.PAGESIZE, size)
+    whole = (size - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    gone = sys.platform == "linux" and whole > 0
+    if gone:
+        gone = not _libc().madvise(ctypes.c_void_p(start + first), ctypes.c_size_t(whole), mmap.MADV_DONTNEED)
+    if gone:
+        data[:first].zero_()
+        data[first + whole :].zero_()
+    else:
+        data.zero_()
+
+
 def _trim() -> None:
     """Have the C library give freed pages back, which it may keep for later."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

@@ -180,11 +180,6 @@ class ModelRunner:
         """Run `model`, of the same shape, from the next step on. No step may be in flight, and none captured."""
         self._model = model
 
-    def replace_caches(self, caches: KVCaches) -> None:
-        """Keep keys and values there from the next step on. No step may be in flight, and none captured."""
-        self._caches = caches
-        self._flat_caches = [tensor for layer in caches for tensor in layer]
-
     @torch.inference_mode()
     def run(self, work: StepWork) -> Sampled:
         """Launch one step: copies, forward, sampling. On a GPU it returns before any of it has happened."""

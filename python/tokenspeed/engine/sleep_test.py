@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,11 +40,9 @@ def sleeper(start_engine: StartEngine, model: str, **options: Any) -> Engine:
     return start(start_engine, model=model, load_format="auto", enable_memory_saver=True, **options)
 
 
-def status_bytes(name: str) -> int:
+def resident_bytes() -> int:
     """Of this process, as the kernel counts it."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024 * int(found[1])
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def waits(request: Running) -> None:
@@ -206,36 +204,65 @@ def test_callers_of_vllms_names_put_fields_into_the_query(start_engine: StartEng
     assert ask(engine, "/wake_up", {})[0] == 200 and not engine.is_sleeping
 
 
+def own_memory(engine: Engine) -> HostOccupation:
+    memory: RankMemory = engine.operations._memory
+    assert isinstance(memory._own, HostOccupation)
+    return memory._own
+
+
 def test_the_memory_really_goes_back(start_engine: StartEngine, tmp_path: Path) -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4, "max_position_embeddings": 4096}
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | sizes))
-    engine = start_engine(model=str(tmp_path), enable_memory_saver=True, max_total_tokens=None, kv_cache_gib=0.5)
-    before = answer_of(engine)
-    weights = 4 * 4 * (2 * 1024 * 1024 + 2 * 512 * 1024 + 3 * 1024 * 4096)
-    pool, awake = 2**29, (status_bytes("VmRSS"), status_bytes("VmSize"))
+    engine = start_engine(model=str(tmp_path), enable_memory_saver=True, max_total_tokens=None, kv_cache_gib=0.25)
+    weights, pool = 4 * 4 * (2 * 1024 * 1024 + 2 * 512 * 1024 + 3 * 1024 * 4096), 2**28
+    caches = [tensor for layer in own_memory(engine)._caches for tensor in layer]
+    for tensor in caches:
+        tensor.fill_(1.0)  # pages are real once they were written to
+    before, awake = answer_of(engine), resident_bytes()
     engine.release_memory_occupation(["weights"])
-    assert awake[0] - status_bytes("VmRSS") > 0.9 * weights
-    weightless = status_bytes("VmSize")
+    weightless = resident_bytes()
+    assert awake - weightless > 0.9 * weights
     engine.release_memory_occupation(["kv_cache"])
-    assert weightless - status_bytes("VmSize") > 0.9 * pool  # its pages are real only where they were written to
+    assert weightless - resident_bytes() > 0.9 * pool
     engine.resume_memory_occupation()
-    assert abs(status_bytes("VmRSS") - awake[0]) < 0.2 * weights
-    assert abs(status_bytes("VmSize") - awake[1]) < 0.2 * (weights + pool)
+    assert not any(tensor.any() for tensor in caches)
+    assert abs(resident_bytes() - awake + pool) < 0.3 * weights + 0.1 * pool
     assert answer_of(engine) == before
 
 
-def test_one_rank_without_room_keeps_all_asleep(start_engine: StartEngine, tmp_path: Path) -> None:
+def test_where_there_is_no_room_yet_it_sleeps_on(
+    start_engine: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = sleeper(start_engine, checkpoint(tmp_path / "model", 1))
     before = answer_of(engine)
     engine.release_memory_occupation(["kv_cache"])
-    memory: RankMemory = engine.operations._memory
-    own = memory._own
-    assert isinstance(own, HostOccupation)
-    allocate, own._allocate = own._allocate, lambda: torch.empty(2**60).tolist()
-    status, answer = ask(engine, RESUME, {})
+
+    def no_room(_tag: str) -> None:
+        raise RuntimeError("cuMemCreate failed: out of memory (2)")
+
+    with monkeypatch.context() as trainer_has_it:
+        trainer_has_it.setattr(own_memory(engine), "resume", no_room)
+        status, answer = ask(engine, RESUME, {})
     assert status == 503 and "kv_cache: there is no room for it yet" in answer["message"]
     waiting = Running(engine, GREEDY)
     waits(waiting)
-    own._allocate = allocate
     assert ask(engine, RESUME, {})[0] == 200
     assert waiting.end() == "length" and answer_of(engine) == before
+
+
+def test_a_host_tier_of_kv_blocks_and_sleep_go_together(start_engine: StartEngine, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_total_tokens": 256, "kvstore_ratio": 4.0, "max_num_seqs": 4}
+    engine = sleeper(start_engine, checkpoint(tmp_path / "model", 1), **options)
+    prompts = [[5 + number, *PROMPT] for number in range(12)]
+
+    def answers() -> list[list[int]]:
+        return [output.token_ids for output in engine.generate(prompts, GREEDY)]
+
+    before = answers()
+    assert answers() == before
+    engine.sleep()
+    engine.wake_up()
+    cold = engine.generate(prompts, GREEDY)
+    assert [output.token_ids for output in cold] == before
+    assert sum(output.cached_tokens for output in cold[:2]) == 0, "no block outlives the sleep, on the host neither"
+    assert answers() == before

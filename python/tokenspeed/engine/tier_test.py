@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 import tokenspeed_cc
 from tokenspeed.config.flags import FlagError
 from tokenspeed.engine import latent_test
-from tokenspeed.engine.conftest import CONFIG, StartEngine
 from tokenspeed.engine.errors import OutOfMemory
 from tokenspeed.engine.offline import Engine
+from tokenspeed.engine.testing import CONFIG, StartEngine
 from tokenspeed.kvstore import Copier
 
 WINDOWED = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 24}
