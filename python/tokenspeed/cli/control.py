@@ -83,7 +83,7 @@ def _relay(method: str, url: str, api_key: str | None) -> Handler:
         except urllib.error.HTTPError as error:
             return Answer(error.code, error.headers["content-type"], error.read())
         except OSError as error:
-            return refusal(503, f"the engine does not answer: {error}")
+            return refusal(503, f"the engine does not answer: {_reason(error)}")
 
     return handler
 
@@ -95,4 +95,10 @@ def _gateway_health(url: str) -> Answer:
     except urllib.error.HTTPError as error:
         return json_answer(error.code, {"status": "unhealthy"})
     except OSError as error:
-        return json_answer(503, {"status": "unreachable", "message": str(error)})
+        return json_answer(503, {"status": "unreachable", "message": _reason(error)})
+
+
+def _reason(error: OSError) -> str:
+    """In the words of the system: urllib wraps what went wrong."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    return cause.strerror or str(cause) if isinstance(cause, OSError) else str(cause)

@@ -5,7 +5,7 @@ Runs on the main thread and polls; two threads copy the children's lines. A chil
 is started again after a pause that doubles; the gateway answers 503 while there is no engine. A child that dies before
 the server was ready, or more often than `--engine-restarts` allows, takes the server down with its status. SIGTERM and
 SIGINT drain: the gateway first, then the engine, and whoever exceeds the limit is killed. A second signal ends the
-waiting.
+waiting: streams end with an error. A third one kills.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ ENGINE_STOP_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 HEALTHY_S = 60.0
 """A restarted child that lives this long has earned its chances back."""
-GATEWAY_LAST_WORDS_S = 2.0
+HURRY_S = 2.0
+"""What either child has left after a second signal; a third one kills both at once."""
 GATEWAY_SLACK_S = 5.0
 """How much longer than its own drain limit the gateway may take."""
 
@@ -70,6 +71,11 @@ class Restarts:
         self._limit = limit
         self._count = 0
         self._last_s = 0.0
+
+    @property
+    def are_spent(self) -> bool:
+        """Whether there were some, and none is left."""
+        return 0 < self._limit <= self._count
 
     def pause_s(self, now_s: float) -> float | None:
         """How long to wait before the next start; None when there were enough of them."""
@@ -205,7 +211,8 @@ class Supervisor:
     def _give_up(self, dead: Child) -> int:
         """The status to exit with; says which child ended, and how."""
         other = self._gateway if dead is self._engine else self._engine
-        self._say(f"the {dead.tag} ended ({_describe(dead)}); stopping the {other.tag} too")
+        spent = " for good (--engine-restarts)" if self._restarts.are_spent else ""
+        self._say(f"the {dead.tag} ended ({_describe(dead)}){spent}; stopping the {other.tag} too")
         status = dead.poll() or 1
         return status if status > 0 else 1
 
@@ -216,13 +223,16 @@ class Supervisor:
         deadline_s = time.monotonic() + (
             self._config.drain_timeout_s + GATEWAY_SLACK_S if engine_is_alive else GATEWAY_SLACK_S
         )
-        while gateway.poll() is None and time.monotonic() < deadline_s and self._signals < 2:
+        hurried = False
+        while gateway.poll() is None and time.monotonic() < deadline_s and self._signals < 3:
+            if self._signals == 2 and not hurried:
+                hurried = True
+                gateway.terminate()  # its second signal too: what is open ends with an error that clients can read
+                deadline_s = min(deadline_s, time.monotonic() + HURRY_S)
             time.sleep(POLL_S)
-        if self._signals >= 2:
-            gateway.terminate()  # its second one: it tells its streams, and ends
-        gateway.end(GATEWAY_LAST_WORDS_S if self._signals >= 2 or gateway.poll() is not None else 0.0)
+        gateway.end(0.0 if gateway.poll() is None else 1.0)
         engine.terminate()
-        engine.end(0.0 if self._signals >= 2 else ENGINE_STOP_S)
+        engine.end(HURRY_S if self._signals == 2 else 0.0 if self._signals > 2 else ENGINE_STOP_S)
 
     def _probe(self) -> int | None:
         """The status of the gateway's /readiness; None when nothing answers."""
@@ -249,8 +259,11 @@ class Supervisor:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals += 1
+        name = signal.Signals(number).name
         if self._signals == 1:
-            self._say(f"{signal.Signals(number).name}: draining for at most {self._config.drain_timeout_s:.0f} s")
+            self._say(f"{name}: draining for at most {self._config.drain_timeout_s:g} s")
+        elif self._signals == 2:
+            self._say(f"{name} again: ending what is open")
 
 
 def _describe(child: Child) -> str:

@@ -20,7 +20,9 @@ import http.server, os, signal, sys, threading, time
 class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self): self.send_response(200); self.end_headers()
     def log_message(self, *args): pass
+def hurry(*_): print("hurried", flush=True); os._exit(0)
 def drain(*_):
+    signal.signal(signal.SIGTERM, hurry)
     print("draining", flush=True); time.sleep({drain}); print("drained", flush=True); os._exit(0)
 server = http.server.HTTPServer(("127.0.0.1", {port}), Ready)
 threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -104,6 +106,8 @@ def test_a_second_signal_ends_the_waiting() -> None:
     started_s = time.monotonic()
     _, said = run(ENGINE.format(life=60, status=0), drain_s=60, signal_after="ready in", drain_timeout_s=60, signals=2)
     assert time.monotonic() - started_s < 20 and "drained" not in said
+    assert said.index("draining") < said.index("again: ending what is open") < said.index("[gateway] hurried")
+    assert "[engine] engine stopping" in said
 
 
 @pytest.mark.parametrize(("life", "when"), [(0.0, "before"), (1.5, "after")])
@@ -125,6 +129,7 @@ def test_an_engine_that_dies_when_ready_is_started_again_until_there_were_enough
     assert said.count("[engine] engine is here") == 2
     turns = ["starting another in 0.5 s", "ready again after", "stopping the gateway"]
     assert [said.index(turn) for turn in turns] == sorted(said.index(turn) for turn in turns)
+    assert "the engine ended (exit status 3) for good (--engine-restarts); stopping the gateway too" in said
 
 
 def test_an_engine_that_never_became_ready_is_not_started_again() -> None:

@@ -38,6 +38,7 @@ from tokenspeed.rpc.lane.wire import (
 )
 
 logger = logging.getLogger(__name__)
+_SAID = {LaneState.CLOSED: "is closed", LaneState.HANDSHAKE: "waits for an engine", LaneState.READY: "is ready"}
 
 _LOAD_IS_OLD_S = 5.0
 _LONGEST_PREFILL_S = 120.0
@@ -278,8 +279,7 @@ class Worker:
         if is_ready and not self._was_ready:
             self.ready_s = time.monotonic()
         log = logger.warning if self._was_ready and (not is_ready or self.lane.is_sick) else logger.info
-        word = ("unhealthy" if self.lane.is_sick else "ready") if is_ready else state.value
-        log("worker %s is %s: %s", self.url, word, reason)
+        log("worker %s %s: %s", self.url, "is unhealthy" if is_ready and self.lane.is_sick else _SAID[state], reason)
         self._was_ready = is_ready
         self._watcher.health(self)
 
