@@ -169,3 +169,27 @@ def test_memory_keeps_the_newest_of_a_kind_and_all_of_the_others() -> None:
     assert [name for name, _ in kept.list("response", "")] == ["r3", "r4", "r5"]
     assert [name for kind in ("item:c0", "item:c1") for name, _ in kept.list(kind, "")] == ["i2", "i4", "i3", "i5"]
     assert len(kept.list("conversation", "")) == 6
+
+
+def test_who_waits_for_the_writes_before_does_not_wait_for_those_after(tmp_path: Path) -> None:
+    async def run() -> None:
+        history = History(SqliteBackend(tmp_path / "h.sqlite", 60.0))
+        writing = True
+
+        async def keep_writing() -> None:
+            while writing:
+                if len(history._writers) < 3:  # there is always one
+                    history.put("k", "", "theirs", b"x")
+                await asyncio.sleep(0)
+
+        writer = asyncio.create_task(keep_writing())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            assert len(await history.list("k", "")) > 0
+            await history.write("k", "", "mine", b"y")
+        writing = False
+        await writer
+        assert await history.get("k", "", "mine") == b"y"
+        await history.close()
+
+    asyncio.run(run())

@@ -61,6 +61,11 @@ class History:
         self._writers.add(task)
         task.add_done_callback(self._writers.discard)
 
+    async def write(self, kind: str, owner: str, record_id: str, body: bytes) -> None:
+        """Write, for who may not go on before it is there. Raises `ApiError` 503."""
+        await self.settle()  # an earlier write of the same record must not come after this one
+        await self._call(lambda: self._backend.put((kind, owner, record_id), body))
+
     async def get(self, kind: str, owner: str, record_id: str) -> bytes | None:
         """The record, if it is there. Raises `ApiError` 503."""
         key = (kind, owner, record_id)
@@ -78,13 +83,14 @@ class History:
         return await self._call(lambda: self._backend.list(kind, owner))
 
     async def settle(self) -> None:
-        """Wait for the writes that were asked for."""
-        while self._writers:
+        """Wait for the writes that have been asked for; more may be asked for meanwhile, without end."""
+        if self._writers:
             await asyncio.wait(set(self._writers))
 
     async def close(self) -> None:
         """Write what is left and close the backend."""
-        await self.settle()
+        while self._writers:
+            await self.settle()
         await asyncio.to_thread(self._backend.close)
 
     async def _write(self, key: Key, body: bytes) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,10 @@ from tokenspeed.gateway.responses.request import Before, ResponsesRequest, check
 logger = logging.getLogger(__name__)
 _MAX_CHAIN = 1000
 _PAGE, _LARGEST_PAGE = 20, 100
+_RUNNING = ("queued", "in_progress")
+_BELIEVED_S, _RENEWED_S = 90.0, 20.0
+"""How long a response is believed to run without word of the process that runs it, and how often that gives word."""
+_LOST = ApiError(500, "server_error", "the server that ran the response ended before it")
 _CANCELLED = ApiError(499, "cancelled", "the response was cancelled")
 
 
@@ -60,6 +65,7 @@ class ResponsesApi:
         self._service, self._keys, self._history = service, keys, history
         self._max_background = max_background
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._num_starting = 0
 
     def routes(self) -> list[web.RouteDef]:
         """Every path of both APIs."""
@@ -105,13 +111,17 @@ class ResponsesApi:
         if not asked.background:
             return await self._service.handle(request, response_id, make_job)
         job = await make_job(b"", self._service.model, response_id)
-        if len(self._running) >= self._max_background:
+        if len(self._running) + self._num_starting >= self._max_background:
             message = f"{self._max_background} responses run in the background already"
             raise ApiError(429, "too_many_background_responses", message, None, 1)
         form = job.format
         assert isinstance(form, ResponsesFormat)
-        store(form.body)
-        task = asyncio.create_task(self._run(job, form))
+        self._num_starting += 1
+        try:
+            await self._history.write("response", owner, response_id, _running(before, form.body))
+        finally:
+            self._num_starting -= 1
+        task = asyncio.create_task(self._run(owner, before, job, form))
         self._running[response_id] = task
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -122,7 +132,8 @@ class ResponsesApi:
         task.add_done_callback(ended)
         return _json(form.body)
 
-    async def _run(self, job: Job, form: ResponsesFormat) -> None:
+    async def _run(self, owner: str, before: Before, job: Job, form: ResponsesFormat) -> None:
+        renewing = asyncio.create_task(self._renew(owner, before, form.body))
         try:
             await self._service.run(job)
         except asyncio.CancelledError:
@@ -133,6 +144,13 @@ class ResponsesApi:
             # The border of a task: a bug of ours must not leave the response in progress for ever.
             logger.exception("background response %s failed", job.request_id)
             form.failed(ApiError(500, "internal_error", "this server failed; its log says why"))
+        finally:
+            renewing.cancel()
+
+    async def _renew(self, owner: str, before: Before, body: dict[str, Any]) -> None:
+        while True:
+            await asyncio.sleep(_RENEWED_S)
+            self._history.put("response", owner, body["id"], _running(before, body))
 
     async def _before(self, asked: ResponsesRequest, owner: str) -> Before:
         conversation = asked.conversation_id
@@ -149,7 +167,10 @@ class ResponsesApi:
         """Input and output of a response and of all before it, oldest first."""
         turns: list[list[Item]] = []
         while response_id is not None and len(turns) < _MAX_CHAIN:
-            record = await self._record("response", owner, response_id, "previous_response_id")
+            record = await self._response(owner, response_id, "previous_response_id")
+            if record["response"]["status"] in _RUNNING:
+                message = f"the response {response_id!r} is not finished"
+                raise invalid("previous_response_id", "response_not_finished", message)
             turns.append([*record["input"], *record["response"]["output"]])
             response_id = record["response"]["previous_response_id"]
         return [item for turn in reversed(turns) for item in turn]
@@ -164,12 +185,12 @@ class ResponsesApi:
                 self._history.put(_items_of(conversation), owner, item["id"], encode_json(item))
 
     async def _get(self, request: web.Request) -> web.Response:
-        record = await self._record("response", self._owner(request), request.match_info["id"], None)
+        record = await self._response(self._owner(request), request.match_info["id"], None)
         return _json(record["response"])
 
     async def _delete(self, request: web.Request) -> web.Response:
         owner, response_id = self._owner(request), request.match_info["id"]
-        await self._record("response", owner, response_id, None)  # nobody ends what is not theirs
+        await self._response(owner, response_id, None)  # nobody ends what is not theirs
         await self._stop_anywhere(response_id)
         if not await self._history.delete("response", owner, response_id):
             raise _unknown("response", response_id, None)
@@ -177,11 +198,11 @@ class ResponsesApi:
 
     async def _cancel(self, request: web.Request) -> web.Response:
         owner, response_id = self._owner(request), request.match_info["id"]
-        record = await self._record("response", owner, response_id, None)
+        record = await self._response(owner, response_id, None)
         if not record["response"]["background"]:
             raise ApiError(400, "invalid_value", "only a background response can be cancelled", "id")
         await self._stop_anywhere(response_id)
-        return _json((await self._record("response", owner, response_id, None))["response"])
+        return _json((await self._response(owner, response_id, None))["response"])
 
     async def _stop_anywhere(self, response_id: str) -> None:
         if response_id not in self._running and self._service.stop_elsewhere is not None:
@@ -197,7 +218,7 @@ class ResponsesApi:
             await self._history.settle()  # another process may look next
 
     async def _input_items(self, request: web.Request) -> web.Response:
-        record = await self._record("response", self._owner(request), request.match_info["id"], None)
+        record = await self._response(self._owner(request), request.match_info["id"], None)
         return _json(_page(request, record["input"], newest_first=True))
 
     # ---- conversations -----------------------------------------------------------------------------------------
@@ -213,8 +234,8 @@ class ResponsesApi:
             "metadata": asked.metadata or {},
         }
         items = input_items(asked.items, "items") if asked.items else []
-        self._history.put("conversation", owner, conversation, encode_json(body))
-        self._put_items(owner, conversation, items)
+        await self._history.write("conversation", owner, conversation, encode_json(body))
+        await self._write_items(owner, conversation, items)
         return _json(body)
 
     async def _get_conversation(self, request: web.Request) -> web.Response:
@@ -225,7 +246,7 @@ class ResponsesApi:
         asked, _ = parse_body(await read_body(request), ConversationBody)
         body = await self._record("conversation", owner, conversation, None)
         body["metadata"] = asked.metadata or {}
-        self._history.put("conversation", owner, conversation, encode_json(body))
+        await self._history.write("conversation", owner, conversation, encode_json(body))
         return _json(body)
 
     async def _delete_conversation(self, request: web.Request) -> web.Response:
@@ -241,7 +262,7 @@ class ResponsesApi:
         asked, _ = parse_body(await read_body(request), ItemsBody)
         await self._record("conversation", owner, conversation, None)
         items = input_items(asked.items, "items")
-        self._put_items(owner, conversation, items)
+        await self._write_items(owner, conversation, items)
         return _json(_list_object(items, False))
 
     async def _list_items(self, request: web.Request) -> web.Response:
@@ -263,9 +284,17 @@ class ResponsesApi:
 
     # ---- records -----------------------------------------------------------------------------------------------
 
-    def _put_items(self, owner: str, conversation: str, items: Sequence[Item]) -> None:
+    async def _write_items(self, owner: str, conversation: str, items: Sequence[Item]) -> None:
         for item in items:
-            self._history.put(_items_of(conversation), owner, item["id"], encode_json(item))
+            await self._history.write(_items_of(conversation), owner, item["id"], encode_json(item))
+
+    async def _response(self, owner: str, response_id: str, param: str | None) -> dict[str, Any]:
+        """The record of a response. One that ran in the background of a process that is gone has failed."""
+        record = await self._record("response", owner, response_id, param)
+        body, until_s = record["response"], record.get("runs_until_s", math.inf)
+        if body["status"] in _RUNNING and response_id not in self._running and time.time() > until_s:
+            body |= {"status": "failed", "error": {"code": _LOST.code, "message": _LOST.message}}
+        return record
 
     async def _record(self, kind: str, owner: str, record_id: str, param: str | None) -> dict[str, Any]:
         body = await self._history.get(kind, owner, record_id)
@@ -277,6 +306,11 @@ class ResponsesApi:
         self._keys.check(request.headers)
         key = presented_key(request.headers)
         return hashlib.sha256(key).hexdigest()[:32] if key and self._keys.required else ""
+
+
+def _running(before: Before, body: dict[str, Any]) -> bytes:
+    """The record of a response that runs, with the time until which it is believed to."""
+    return encode_json({"response": body, "input": before.new, "runs_until_s": time.time() + _BELIEVED_S})
 
 
 def _items_of(conversation: str) -> str:
