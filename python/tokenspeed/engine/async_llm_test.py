@@ -29,7 +29,8 @@ def test_a_stream_grows_to_what_generate_returns(start_engine: StartEngine) -> N
     outputs = asyncio.run(collect(llm, PARAMS))
     assert outputs[-1].token_ids == engine.generate([PROMPT], PARAMS)[0].token_ids
     assert outputs[-1].finish_reason == "length"
-    assert len(outputs) > 1
+    lengths = [len(output.token_ids) for output in outputs]
+    assert len(lengths) > 1 and lengths == sorted(set(lengths)), "what was handed out does not grow later"
 
 
 def test_disjoint_pieces_join_to_the_whole(start_engine: StartEngine) -> None:

@@ -105,13 +105,13 @@ class ChoiceBuilder:
         return stopped and not delta.finish
 
     def result(self) -> Choice:
-        """The choice so far."""
+        """The choice so far; it stays as it is when the choice goes on."""
         return Choice(
             self.index,
             "".join(self._pieces),
-            self._token_ids,
+            list(self._token_ids),
             self.finish_reason,
-            self._logprobs,
+            None if self._logprobs is None else list(self._logprobs),
             self._stop_match,
             self._error,
         )

@@ -408,10 +408,14 @@ class LoopThread:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def stop(self, timeout_s: float = 30.0) -> bool:
-        """End the loop after the steps in flight. May be called twice. False: it still runs."""
+    def ask_to_stop(self) -> None:
+        """The loop will end after the steps in flight."""
         self._stopping.set()
         self._frontend.wake()
+
+    def stop(self, timeout_s: float = 30.0) -> bool:
+        """End the loop after the steps in flight. May be called twice. False: it still runs."""
+        self.ask_to_stop()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

@@ -8,6 +8,7 @@ not block. When the loop dies, `fail` tells every caller.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -47,12 +48,16 @@ class LocalFrontend:
         self.last_publish_s = time.monotonic()
         """When the loop last told of a step; it does so now and then also where no request has anything to say."""
         self._lock = threading.Lock()
+        self._process = os.getpid()
 
     def submit(self, requests: Sequence[Add], mailbox: Mailbox) -> None:
         """Queue requests, which the loop sees all at once; their rows go to `mailbox` until each has ended once.
 
         Raises EngineDeadError, and RequestError for an id that is in use.
         """
+        if os.getpid() != self._process:
+            # Threads do not come along, so nobody would ever answer; the lock may be held by one of them.
+            raise EngineDeadError("the engine runs in the process that this one was forked from; make one here")
         with self._lock:
             if self._dead is not None:
                 raise self._dead

@@ -13,6 +13,7 @@ import secrets
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +44,8 @@ from tokenspeed.engine.trainer_calls import TrainerCalls
 from tokenspeed.gateway.text.bad_words import bad_sequences
 from tokenspeed.gateway.text.tokenizer import Tokenizer, load_tokenizer
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or an object with one of them under "prompt" or "prompt_token_ids"."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,8 @@ class Engine(TrainerCalls):
         self._late_compiles = core.late_compiles
         self._core: EngineCore | None = core
         self._thread = LoopThread(core, self._frontend)
+        # Without this an engine that is dropped, not shut down, would keep its threads and its weights.
+        weakref.finalize(self, self._thread.ask_to_stop).atexit = False
 
     def __enter__(self) -> Engine:
         return self
@@ -200,6 +204,8 @@ class Engine(TrainerCalls):
 
     def _settled(self, params: SamplingParams | Mapping[str, Any] | None) -> tuple[SamplingParams, SamplingParams]:
         """Parameters as asked, and those of one choice; both are checked. Raises RequestError."""
+        if params is not None and not isinstance(params, (SamplingParams, Mapping)):
+            raise _no_params(params)
         settled = (
             params
             if isinstance(params, SamplingParams)
@@ -245,6 +251,8 @@ class Engine(TrainerCalls):
 
     def encode(self, prompt: Prompt) -> NDArray[np.int32]:
         """Token ids of a prompt, int32. Raises RequestError."""
+        if isinstance(prompt, Mapping):
+            prompt = _inside(prompt)
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("prompt", "unsupported", "prompt: without a tokenizer, prompts are token ids")
@@ -362,9 +370,9 @@ class _Meter:
 
 def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """A list of prompts; a lone text or a lone list of ids is one prompt. Raises RequestError."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if not isinstance(prompts, Iterable):
+    if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, bytearray)):
         raise RequestError("prompt", "invalid_type", f"prompts must be texts or lists of token ids, got {prompts!r}")
     listed: list[Any] = list(prompts)
     if listed and all(isinstance(item, (int, np.integer)) for item in listed):
@@ -377,6 +385,24 @@ def _spread(
 ) -> list[SamplingParams | Mapping[str, Any] | None]:
     if params is None or isinstance(params, (SamplingParams, Mapping)):
         return [params] * count
+    if isinstance(params, (str, bytes)) or not isinstance(params, Sequence):
+        raise _no_params(params)
     if len(params) != count:
         raise RequestError("sampling_params", "invalid_value", f"{len(params)} sampling_params for {count} prompts")
     return list(params)
+
+
+def _no_params(given: object) -> RequestError:
+    kind = type(given).__name__
+    message = f"sampling_params must be SamplingParams, a mapping of them, or a list of such, got {kind}"
+    return RequestError("sampling_params", "invalid_type", message)
+
+
+def _inside(prompt: Mapping[str, Any]) -> Any:
+    """The one thing that a prompt object holds. Raises RequestError."""
+    if len(prompt) == 1:
+        for key, kinds in (("prompt", str), ("prompt_token_ids", Sequence)):
+            if isinstance(prompt.get(key), kinds):
+                return prompt[key]
+    message = 'a prompt object holds a text under "prompt", or token ids under "prompt_token_ids", and nothing else'
+    raise RequestError("prompt", "invalid_type", message)
