@@ -37,4 +37,5 @@ class KeyCheck:
 def presented_key(headers: Mapping[str, str]) -> bytes:
     """The key that a request carries, valid or not; empty without one."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    return (given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")).encode()
+    key = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return key.encode("utf-8", "surrogateescape")  # as it came: a header may hold any bytes

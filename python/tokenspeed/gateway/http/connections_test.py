@@ -34,6 +34,13 @@ def shared() -> Iterator[RunningGateway]:
 
 
 @pytest.fixture(scope="module")
+def keyed() -> Iterator[RunningGateway]:
+    flags = ["--api-key", "key", "--policy", "consistent_hashing"]
+    with RunningGateway([replying(ids("Paris"))], flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def stalling() -> Iterator[RunningGateway]:
     with RunningGateway([replying(ids("Paris"))], ["--stream-body-stall-timeout-secs", "1"]) as running:
         yield running
@@ -257,3 +264,25 @@ def test_a_listener_without_files_says_so_once_and_other_faults_are_told_as_ever
     faults(loop, {"message": "something else", "exception": ValueError("x")})
     assert len(caplog.records) == 2
     loop.close()
+
+
+NOT_UTF_8 = b"\xff\xfe\xe9"
+
+
+@pytest.mark.parametrize("name", [b"authorization: Bearer ", b"x-api-key: ", b"x-smg-routing-key: ", b"expect: "])
+def test_headers_may_hold_any_bytes(keyed: RunningGateway, name: bytes) -> None:
+    key = b"authorization: Bearer key\r\n" if name in (b"x-smg-routing-key: ", b"expect: ") else b""
+    body = json.dumps(CHAT).encode()
+    length = b"content-length: %d\r\nconnection: close\r\n" % len(body)
+    status, answer = answer_to(keyed, HEAD + name + NOT_UTF_8 + b"\r\n" + key + length + b"\r\n" + body)
+    expected = {b"x-smg-routing-key: ": (200, None), b"expect: ": (417, "expectation_failed")}
+    assert (status, answer.get("error", {}).get("code")) == expected.get(name, (401, "invalid_api_key"))
+
+
+def test_a_client_that_asks_before_it_sends_its_body_is_told_to(shared: RunningGateway) -> None:
+    body = json.dumps(CHAT).encode()
+    with connect(shared) as sock:
+        sock.sendall(HEAD + b"connection: close\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
+        assert sock.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(body)
+        assert everything(sock).startswith(b"HTTP/1.1 200 ")

@@ -181,3 +181,11 @@ def test_the_theme_follows_the_system_until_it_is_chosen(page: Browser, tmp_path
     assert dark != light
     page.screenshot(tmp_path / "light.png")
     assert (tmp_path / "light.png").stat().st_size > 1000
+
+
+@needs_browser
+def test_an_error_without_json_is_said_by_its_status(page: Browser) -> None:
+    page.run("window.fetch = async () => new Response('<html>', { status: 502, statusText: 'Bad Gateway' })")
+    page.type("#input", "hi" + ENTER)
+    page.until(DONE + " && document.querySelector('.turn.assistant .error')")
+    assert page.text(".turn.assistant .error") == "HTTP 502 Bad Gateway"

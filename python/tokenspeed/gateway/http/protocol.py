@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from tokenspeed.gateway.http.errors import ApiError
 
@@ -51,3 +52,23 @@ class Protocol(web.RequestHandler):
         response = web.Response(body=error.body, status=status, content_type="application/json", headers=error.headers)
         response.force_close()
         return response
+
+
+def expecting(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
+    """The same routes, which answer an `Expect` header that nobody knows with JSON too."""
+    return [
+        web.RouteDef(route.method, route.path, route.handler, {**route.kwargs, "expect_handler": _expected})
+        for route in routes
+    ]
+
+
+async def _expected(request: web.Request) -> None:
+    """Before the body is read: whether the client is to send it."""
+    if request.version < HttpVersion11:
+        return
+    if request.headers.get("expect", "").lower() != "100-continue":
+        error = ApiError(417, "expectation_failed", "of expectations, only 100-continue is known")
+        text = error.body.decode()
+        raise web.HTTPExpectationFailed(text=text, content_type="application/json", headers=error.headers)
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0

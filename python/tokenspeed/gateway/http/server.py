@@ -30,6 +30,7 @@ from tokenspeed.gateway.http.connections import Connections
 from tokenspeed.gateway.http.cors import allow_origins
 from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.http.page import page_route
+from tokenspeed.gateway.http.protocol import expecting
 from tokenspeed.gateway.http.request_ids import new_id
 from tokenspeed.gateway.http.service import MakeJob, Service
 from tokenspeed.gateway.route.worker import WorkerState
@@ -94,7 +95,7 @@ class Server:
         self.app[STALL_S] = options.stall_s or math.inf
         allow_origins(self.app, options.cors_origins)
         self.app.add_routes(
-            [
+            expecting([
                 web.post("/v1/chat/completions", self._generation(chat_job)),
                 web.post("/v1/completions", self._generation(completion_job)),
                 web.post("/v1/messages", self._generation(messages_job)),
@@ -112,7 +113,7 @@ class Server:
                 web.get("/metrics", self._metrics),
                 page_route(),
                 *more_routes,
-            ]
+            ])
         )
 
     # ---- every request -----------------------------------------------------------------------------------------

@@ -87,7 +87,8 @@ class ConsistentHashing:
         """Branches: routing_key_hit, no_routing_key (the least loaded)."""
         if not asked.routing_key:
             return Choice(least_loaded(workers), "no_routing_key")
-        return Choice(next(self._ring.walk(workers, asked.routing_key.encode())), "routing_key_hit")
+        key = asked.routing_key.encode("utf-8", "surrogateescape")  # a header may hold any bytes
+        return Choice(next(self._ring.walk(workers, key)), "routing_key_hit")
 
     def forget(self, url: str) -> None:
         """There is nothing to forget."""
