@@ -18,8 +18,12 @@ from tokenspeed.gateway.chat.format import CompletionFormat, Head
 from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.http.errors import invalid
+from tokenspeed.gateway.text.fill import FillForm
+from tokenspeed.gateway.text.vocabulary import TokenSpelling
 
 MAX_PROMPTS = 1024
+_ANCHOR = "\n"
+"""A text that never grows together with what follows, in vocabularies that spell bytes."""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint: an endless text after a bare prompt is seldom wanted."""
 
@@ -39,11 +43,14 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
     """Check everything that can be checked without an engine. Raises `ApiError`."""
     request, _ = parse_body(body, CompletionRequest)
     model.check_name(request.model)
-    _refuse_combinations(request)
+    fill = _fill_form(request, model)
     sampling = model.sampling.of(request, request.logprobs, model.max_model_len)
     params = sampling.params
     candidates = _candidates(request, params.n)
     prompts, texts = await _prompts(request, model)
+    if fill is not None and request.suffix is not None:
+        prompts = await _with_gaps(prompts, request.suffix, fill, model)
+        sampling = sampling.replace(stop_token_ids=tuple({*params.stop_token_ids, *fill.ends}))
     check_room(request, prompts, "prompt", model.tokenizer.size, model.max_model_len)
     echoes = [text for text in texts for _ in range(params.n)] if request.echo else [""] * len(texts) * params.n
     ids = [prompt for prompt in prompts for _ in range(params.n)] if request.return_token_ids else None
@@ -76,7 +83,7 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
         rules=TextRules(
             stop=params.stop,
             include_stop=params.include_stop_str_in_output,
-            hidden=model.tokenizer.hidden(params.skip_special_tokens, frozenset()),
+            hidden=_hidden(params.skip_special_tokens, fill, model),
             continues=True,
             min_tokens=params.min_new_tokens,
             logprobs=params.logprobs is not None,
@@ -88,9 +95,44 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
     )
 
 
-def _refuse_combinations(request: CompletionRequest) -> None:
-    if request.suffix:
-        raise invalid("suffix", "unsupported_parameter", "suffix is not supported: text is only generated at the end")
+def _fill_form(request: CompletionRequest, model: ServedModel) -> FillForm | None:
+    """How the model fills a gap; None where there is none to fill."""
+    if not request.suffix:
+        return None
+    if model.fill is None:
+        message = "suffix is not supported by this model: its vocabulary has no tokens for a gap to fill"
+        raise invalid("suffix", "unsupported_parameter", message)
+    if request.echo and request.logprobs is not None:
+        message = "suffix goes with echo or with logprobs, not with both: the echo is not what the model reads"
+        raise invalid("suffix", "invalid_value", message)
+    return model.fill
+
+
+async def _with_gaps(prompts: list[list[int]], suffix: str, form: FillForm, model: ServedModel) -> list[list[int]]:
+    """Prompts whose answer stands between what they were and `suffix`. The token that begins a text stays in front."""
+    facts, out = model.tokenizer.facts, []
+    behind = await _encode_inner(suffix, model)
+    for prompt in prompts:
+        begins = int(bool(prompt) and prompt[0] == facts.bos_id)
+        ends = int(len(prompt) > begins and prompt[-1] in facts.eos_ids)
+        out.append(prompt[:begins] + form.prompt(prompt[begins : len(prompt) - ends], behind))
+    return out
+
+
+async def _encode_inner(text: str, model: ServedModel) -> list[int]:
+    """Token ids of a text that does not begin where it begins: some vocabularies put a space in front of one that
+    does."""
+    if model.tokenizer.vocabulary.spelling is TokenSpelling.SENTENCEPIECE:
+        anchor = await model.encode(_ANCHOR, "suffix", add_special_tokens=False)
+        ids = await model.encode(_ANCHOR + text, "suffix", add_special_tokens=False)
+        if ids[: len(anchor)] == anchor:
+            return ids[len(anchor) :]
+    return await model.encode(text, "suffix", add_special_tokens=False)
+
+
+def _hidden(skip_special_tokens: bool, fill: FillForm | None, model: ServedModel) -> frozenset[int]:
+    hidden = model.tokenizer.hidden(skip_special_tokens, frozenset())
+    return hidden if fill is None or not skip_special_tokens else hidden | fill.ends
 
 
 def _candidates(request: CompletionRequest, n: int) -> int:

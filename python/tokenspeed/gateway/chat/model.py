@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from tokenspeed.gateway.chat.sampling import CheckedSampling
 from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.route.router import Router
+from tokenspeed.gateway.text.fill import fill_form
 from tokenspeed.gateway.text.parse.names import MARKER_TOKENS, Parsers
 from tokenspeed.gateway.text.template import ChatTemplate
 from tokenspeed.gateway.text.tokenizer import Tokenizer
@@ -45,6 +46,8 @@ class ServedModel:
         self.tokenizer = tokenizer
         self.sampling = CheckedSampling(tokenizer)
         self.cache = cache
+        self.fill = fill_form(tokenizer.token_id)
+        """How a gap in a text is filled; None where the model cannot."""
         self._encode = tokenizer.encode if cache is None else cache.encode
         self.template = template
         self.keep_reasoning = False
