@@ -237,6 +237,9 @@ class SamplingParams:
             if len(text) > MAX_STOP_CHARS:
                 message = f"stop has a string of {len(text)} characters, at most {MAX_STOP_CHARS}"
                 raise RequestError("stop", "invalid_value", message)
+        if len(self.stop_token_ids) > vocab_size:
+            message = f"stop_token_ids has {len(self.stop_token_ids)} ids, more than the vocabulary of {vocab_size}"
+            raise RequestError("stop_token_ids", "invalid_value", message)
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, vocab_size - 1)
 

@@ -430,6 +430,10 @@ def test_a_bad_chat_is_refused_with_field_and_code_before_any_work(
         ({"prompt": ["a", 1]}, "prompt", "invalid_type"),
         ({"prompt": [[]]}, "prompt", "empty_prompt"),
         ({"prompt": [999_999]}, "prompt", "invalid_token_id"),
+        ({"prompt": [[1], 2]}, "prompt", "invalid_type"),
+        # What is too long by far is not looked into, and not spelled for an echo.
+        ({"prompt": [999_999] * 9000, "echo": True}, "prompt", "context_length_exceeded"),
+        ({"prompt": "x", "stop_token_ids": [5] * 9000}, "stop_token_ids", "invalid_value"),
         ({"prompt": "x", "suffix": "y"}, "suffix", "unsupported_parameter"),
         ({"prompt": "x", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "unsupported_parameter"),
         ({"prompt": "x", "prompt_logprobs": 1, "logprobs": 2}, "prompt_logprobs", "invalid_value"),

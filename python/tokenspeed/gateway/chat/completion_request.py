@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from typing import cast
 
 from tokenspeed.config.sampling import MAX_CHOICES
 from tokenspeed.gateway.chat.choice import TextRules
@@ -47,12 +48,14 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
     sampling = model.sampling.of(request, request.logprobs, model.max_model_len)
     params = sampling.params
     candidates = _candidates(request, params.n)
-    prompts, texts = await _prompts(request, model)
+    given = _as_list(request.prompt)
+    prompts = [await _prompt_ids(prompt, request, model) for prompt in given]
     if fill is not None and request.suffix is not None:
         prompts = await _with_gaps(prompts, request.suffix, fill, model)
         sampling = sampling.replace(stop_token_ids=tuple({*params.stop_token_ids, *fill.ends}))
     check_room(request, prompts, "prompt", model.tokenizer.size, model.max_model_len)
-    echoes = [text for text in texts for _ in range(params.n)] if request.echo else [""] * len(texts) * params.n
+    texts = [await _echo(prompt, model) if request.echo else "" for prompt in given]
+    echoes = [text for text in texts for _ in range(params.n)]
     ids = [prompt for prompt in prompts for _ in range(params.n)] if request.return_token_ids else None
     usage = usage_options(request)
     head = Head(f"cmpl-{request_id}", int(time.time()), model.name)
@@ -146,19 +149,15 @@ def _candidates(request: CompletionRequest, n: int) -> int:
     return best_of
 
 
-async def _prompts(request: CompletionRequest, model: ServedModel) -> tuple[list[list[int]], list[str]]:
-    """Token ids of every prompt, and their texts if they are to be echoed."""
-    prompts: list[list[int]] = []
-    texts: list[str] = []
-    add_special = request.add_special_tokens is not False
-    for prompt in _as_list(request.prompt):
-        if isinstance(prompt, str):
-            prompts.append(await model.encode(prompt, "prompt", add_special_tokens=add_special))
-            texts.append(prompt)
-        else:
-            prompts.append(prompt)
-            texts.append(model.tokenizer.decode(prompt, skip_special_tokens=False) if request.echo else "")
-    return prompts, texts
+async def _prompt_ids(given: str | list[int], request: CompletionRequest, model: ServedModel) -> list[int]:
+    if isinstance(given, str):
+        add_special = request.add_special_tokens is not False
+        return await model.encode(given, "prompt", add_special_tokens=add_special)
+    return given
+
+
+async def _echo(given: str | list[int], model: ServedModel) -> str:
+    return given if isinstance(given, str) else await model.text(given, skip_special_tokens=False)
 
 
 def _as_list(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -166,11 +165,11 @@ def _as_list(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
         return [prompt]
     if not prompt:
         raise invalid("prompt", "empty_array", "prompt must not be empty")
-    numbers = [item for item in prompt if isinstance(item, int)]
-    if len(numbers) == len(prompt):
-        return [numbers]
-    if numbers or len({isinstance(item, str) for item in prompt}) > 1:
+    kinds = set(map(type, prompt))  # there may be millions
+    if kinds == {int}:
+        return [cast(list[int], prompt)]
+    if len(kinds) > 1:
         raise invalid("prompt", "invalid_type", "prompt mixes texts, token ids and lists of token ids")
     if len(prompt) > MAX_PROMPTS:
         raise invalid("prompt", "invalid_value", f"prompt has {len(prompt)} prompts, at most {MAX_PROMPTS}")
-    return [item for item in prompt if not isinstance(item, int)]
+    return cast(list[str | list[int]], prompt)

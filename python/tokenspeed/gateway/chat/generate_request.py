@@ -7,7 +7,7 @@ in a text completion. A list of prompts is answered by a list.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -131,11 +131,11 @@ async def _prompts(request: GenerateRequest, model: ServedModel) -> tuple[list[l
         raise invalid("text", "invalid_value", "exactly one of text and input_ids is needed")
     if request.input_ids is not None:
         given = request.input_ids
-        lists = [ids for ids in given if isinstance(ids, list)]
-        numbers = [token for token in given if isinstance(token, int)]
-        if lists and numbers:
+        kinds = set(map(type, given))  # there may be millions
+        if len(kinds) > 1:
             raise invalid("input_ids", "invalid_type", "input_ids mixes token ids and lists of token ids")
-        prompts, batched = (lists, True) if lists else ([numbers] if numbers else [], False)
+        batched = list in kinds
+        prompts = cast(list[list[int]], given if batched else [given] if given else [])
     else:
         texts = [request.text] if isinstance(request.text, str) else request.text or []
         prompts = [await model.encode(text, "text", add_special_tokens=True) for text in texts]

@@ -133,7 +133,7 @@ def check_room(
         for prompt in prompts:
             if vocab_size is None:
                 check_prompt_range(len(prompt), 0, 0, 1)
-            else:
+            elif len(prompt) <= max_model_len:  # a longer one is refused whatever is in it
                 check_prompt(prompt, vocab_size)
             room_for_output(len(prompt), asked, max_model_len)
     except RequestError as error:
