@@ -14,11 +14,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.server import Server
 from tokenspeed.gateway.testing.collector import Collector, attributes
+from tokenspeed.observability.facts import differences, settled_scrape
+
+
+def engine_metrics(server: Server) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.control_port}/metrics", timeout=10) as response:
+        return str(response.read().decode())
 
 
 def engine_metric(server: Server, name: str) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.control_port}/metrics", timeout=10) as response:
-        families = text_string_to_metric_families(response.read().decode())
+    families = text_string_to_metric_families(engine_metrics(server))
     return sum(s.value for family in families for s in family.samples if s.name == f"tokenspeed:{name}")
 
 
@@ -28,6 +33,14 @@ def test_the_engines_metrics_are_on_the_control_port(server: Server) -> None:
     assert server.post("/v1/completions", body)[0] == 200
     assert engine_metric(server, "generation_tokens_total") == before + 5
     assert engine_metric(server, "num_requests_running") == 0
+
+
+def test_the_engines_metrics_are_those_that_dashboards_know(server: Server) -> None:
+    before = settled_scrape(lambda: engine_metrics(server))
+    body = {"prompt": "Ten little words of a prompt that comes twice " * 8, "max_tokens": 5, "ignore_eos": True}
+    for _ in range(2):
+        assert server.post("/v1/completions", body)[0] == 200
+    assert differences(before, settled_scrape(lambda: engine_metrics(server))) == []
 
 
 def control(server: Server, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:

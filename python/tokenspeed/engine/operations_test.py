@@ -16,11 +16,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tokenspeed.config.flags import FlagError
 from tokenspeed.engine.offline import Engine
+from tokenspeed.observability.facts import differences, settled_scrape
 
 StartEngine = Callable[..., Engine]
 
 PROMPT = [(7 * step) % 300 + 3 for step in range(40)]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
+
+
+def text_of(engine: Engine) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{engine.ports.metrics_port}/metrics", timeout=10) as response:
+        return str(response.read().decode())
 
 
 def scrape(engine: Engine) -> dict[str, float]:
@@ -67,6 +73,14 @@ def test_two_requests_show_in_every_metric_and_warming_up_in_none(start_engine: 
     assert seen["kv_blocks cached"] + seen["kv_blocks free"] == engine.load().total_blocks
     assert (seen["num_requests_running"], seen["num_requests_waiting"], seen["queue_age_seconds"]) == (0, 0, 0)
     assert seen["jit_serving_compiles_total"] == 0
+
+
+def test_names_types_and_labels_are_those_that_dashboards_know(start_engine: StartEngine) -> None:
+    engine = start(start_engine)
+    before = settled_scrape(lambda: text_of(engine))
+    for _ in range(2):
+        engine.generate([PROMPT], GREEDY)
+    assert differences(before, settled_scrape(lambda: text_of(engine))) == []
 
 
 def test_an_engine_without_the_flag_does_not_listen(start_engine: StartEngine) -> None:

@@ -11,30 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tokenspeed.observability.engine_metrics import EngineMetrics, FinishedSample, LoadSample
+from tokenspeed.observability.facts import known_metrics
 
-# As a scraper sees them, without the client's suffixes.
-REFERENCE_NAMES = {
-    "num_requests_running",
-    "num_requests_waiting",
-    "kv_cache_usage_perc",
-    "iteration_tokens_total",
-    "spec_decode_num_accepted_tokens",
-    "spec_decode_num_draft_tokens",
-    "spec_decode_num_drafts",
-    "jit_serving_compiles",
-    "jit_serving_compile_seconds",
-    "num_nan_aborted_requests",
-    "prompt_tokens",
-    "generation_tokens",
-    "num_requests",
-    "request_success",
-    "prefix_cache_hits",
-    "time_to_first_token_seconds",
-    "request_time_per_output_token_seconds",
-    "inter_token_latency_seconds",
-    "e2e_request_latency_seconds",
-    "func_latency_seconds",
-}
+REFERENCE_NAMES = {row[0] for row in known_metrics()}
 OURS = {
     "prompt_tokens_by_source",
     "kv_blocks",

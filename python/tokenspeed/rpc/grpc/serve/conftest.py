@@ -55,6 +55,7 @@ class RunningServer:
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
     options: dict[str, Any] = {"max_total_tokens": 4096, "max_model_len": 1024, "max_num_seqs": 8, "block_size": 16}
+    options["metrics_port"] = 0
     with Engine(str(embedded_model_path()), device="cpu", num_threads=2, log_level="error", **options) as running:
         running.record_kv_events()
         yield running

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 import zipfile
 from typing import Any
 
@@ -22,6 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tokenspeed.engine.offline import Engine
+from tokenspeed.observability.facts import differences, settled_scrape
 from tokenspeed.rpc.grpc.limits import DEFAULT_MAX_MESSAGE_BYTES, LimitError, max_message_bytes
 from tokenspeed.rpc.grpc.serve.conftest import RunningServer, Served
 from tokenspeed_protos import common_pb2, tokenspeed_encoder_pb2, tokenspeed_encoder_pb2_grpc
@@ -60,6 +62,19 @@ def wait_idle(engine: Engine) -> None:
     while engine.load().active_blocks or engine.load().num_running:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_metrics_are_those_that_dashboards_know(served: Served) -> None:
+    url = f"http://127.0.0.1:{served.engine.ports.metrics_port}/metrics"
+
+    def scrape() -> str:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return str(response.read().decode())
+
+    before = settled_scrape(scrape)
+    for _ in range(2):
+        answers(served, request(served.engine, "One two three four five six seven eight nine ten " * 3))
+    assert differences(before, settled_scrape(scrape)) == []
 
 
 def test_a_stream_has_the_tokens_that_the_engine_gives(served: Served) -> None:
