@@ -248,6 +248,7 @@ void Scheduler::SettlePut(TransferTicket ticket, bool ok) {
   num_puts_ -= 1;
   Judge(put_health_, ticket, ok);
   if (ok) store_counters_.num_puts += static_cast<int64_t>(ticket.keys.size());
+  StartPuts();
 }
 
 void Scheduler::Judge(StoreHealth& health, const TransferTicket& ticket, bool ok) {

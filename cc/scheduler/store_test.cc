@@ -247,5 +247,17 @@ TEST_F(StoreTest, OfSeveralGroupsThatIsFetchedFromWhichAllCanGoOn) {
   EXPECT_EQ(sched.get().CountersOf(RequestId(1))->store_tokens, 16);
 }
 
+TEST_F(StoreTest, WhatAnEngineHasWhenItFallsIdleIsPutWithoutAPlan) {
+  sched.submit(Ask(1).prompt(64).max_new(1));
+  while (sched.get().HasWork()) {
+    sched.step();
+    for (const Transfer& t : sched.get().TakeTransfers()) {
+      if (t.kind == TransferKind::kQuery) Settle(t, true, Bits(t.hashes.size(), 0));
+      if (t.kind == TransferKind::kStore) Settle(t, true, {});
+    }
+  }
+  EXPECT_EQ(Only(TransferKind::kPut).hashes.size(), 16u);
+}
+
 }  // namespace
 }  // namespace tokenspeed::testing

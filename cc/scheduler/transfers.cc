@@ -185,7 +185,9 @@ void Scheduler::SettleStore(TransferTicket ticket, bool ok) {
     const bool kept = host_.Commit(std::move(ticket.host_targets[i]), std::move(ticket.keys[i]));
     if (kept && config_.store.enabled) to_put_.push_back(name);
   }
-  StartStores();  // what one transfer had no room for; nobody may plan for a while
+  // What one transfer had no room for, and what is new here: nobody may plan for a while.
+  StartStores();
+  if (config_.store.enabled) StartPuts();
 }
 
 void Scheduler::SettleLoad(TransferTicket ticket, bool ok) {

@@ -165,6 +165,23 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "A CPU has one way.",
         ("kernel", "direct"),
     ),
+    _flag(
+        "--kvstore-storage-backend",
+        "str",
+        None,
+        _DEVICE,
+        "Where blocks outlive the engine, behind host memory (2.0 times the device's pool unless a flag says "
+        "otherwise). file: a folder of this machine.",
+        ("file", "mooncake", "memory"),
+    ),
+    _flag(
+        "--kvstore-storage-backend-extra-config",
+        "str",
+        None,
+        _DEVICE,
+        'JSON for it. file: {"path": "/folder", "max_gb": 64, "wait_s": 2}; wait_s: how long a request may wait for '
+        "what is there.",
+    ),
     _flag("--disable-kvstore", "switch", False, _DEVICE, "No host memory for KV blocks, whatever the other flags say."),
     _flag("--enforce-eager", "switch", False, _MEMORY, "No CUDA graphs: every step is launched kernel by kernel."),
     _flag(

@@ -19,7 +19,7 @@ _FUSION = "sums over ranks are NCCL's, and norms are kernels of their own"
 _SAMPLING = "every rank draws every token, from the same logits"
 _EXPERTS = "every rank holds a part of each expert: experts are split as other layers are"
 _GRAPHS = "prefill is captured by tokens, whatever the batch; see --prefill-graph-capture-token-sizes"
-_KVSTORE = "this release keeps KV blocks on the device and in host memory; see --kvstore-ratio"
+_KVSTORE = "KV blocks lie on the device, in host memory or in a folder: see --kvstore-ratio"
 _PD = "this release serves prefill and decode in one engine"
 _MODEL_UPDATER = "weights are not pulled from a Mooncake store: trainers send them to the control port or name a folder"
 _SPECULATION = "this release has no speculative decoding"
@@ -137,8 +137,6 @@ _SPEC = (
 )
 
 _TIERS = (
-    _no("--kvstore-storage-backend", "str", None, _KVSTORE),
-    _no("--kvstore-storage-backend-extra-config", "str", None, _KVSTORE),
     _no("--disaggregation-mode", "str", "null", _PD),
     _no("--disaggregation-bootstrap-port", "int", 8998, _PD),
     _no("--disaggregation-transfer-backend", "str", "mooncake", _PD),

@@ -66,11 +66,16 @@ class Admission:
         self._num_drawn = 0
         self._checked: SamplingParams | None = None
         """Of the last request whose parameters were right."""
+        self._alone = _ALONE
 
     @property
     def num_compiling(self) -> int:
         """Requests that wait for their grammar."""
         return len(self._compiling)
+
+    def keep_private(self, start: int) -> None:
+        """Salts that no request shares begin elsewhere in this run: a store outlives it. start: below 2**60."""
+        self._alone = _ALONE - start
 
     def admit(self, request: Add) -> Rejection | None:
         """Queue the request, or have its grammar compiled first; None when it is in."""
@@ -143,7 +148,7 @@ class Admission:
             stop_token_ids=list(params.stop_token_ids),
             ignore_eos=params.ignore_eos and not constrained,
             priority=record.priority,
-            cache_salt=record.cache_salt if params.prompt_logprobs is None else _ALONE - record.request_id,
+            cache_salt=record.cache_salt if params.prompt_logprobs is None else self._alone - record.request_id,
             adapter=0,
         )
         try:

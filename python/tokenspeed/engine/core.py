@@ -44,7 +44,7 @@ from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop, nothing
 from tokenspeed.engine.loop_calls import LoopCalls
 from tokenspeed.engine.messages import Frontend
-from tokenspeed.engine.new_weights import NewWeights, SentTensors, WeightsFrom
+from tokenspeed.engine.new_weights import NewWeights, WeightsFrom
 from tokenspeed.engine.nodes import RankDoor, model_facts
 from tokenspeed.engine.occupation import DeviceOccupation, HostOccupation, Occupation, RankMemory
 from tokenspeed.engine.operations import Operations
@@ -55,10 +55,9 @@ from tokenspeed.engine.records import RequestTable
 from tokenspeed.engine.runner import NOTHING_CAPTURED, ModelRunner
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.step_metrics import StepMetrics
-from tokenspeed.engine.tier_start import StartedTier, num_host_blocks, start_tier
-from tokenspeed.engine.trainer_groups import TrainerGroups
+from tokenspeed.engine.tier_start import StartedTier, checkpoint_files, num_host_blocks, scheduler_store, start_tier
 from tokenspeed.engine.warmup import warm_up
-from tokenspeed.engine.weight_updates import Serving, Sources, WeightUpdates
+from tokenspeed.engine.weight_updates import Serving, WeightUpdates
 from tokenspeed.grammar import GrammarCompiler
 from tokenspeed.layers.cache import LayerCache, total_block_bytes
 from tokenspeed.models import KVFormat, LoadOptions, kv_factors, load_model, overwrite
@@ -105,7 +104,6 @@ class EngineCore:
         self.late_compiles.stop()
         self.grammars.close()
         self.ports.close()
-        self.operations.updates.close()
         self.loop.log.tracer.close()
         if self.kv_events is not None:
             self.kv_events.close()
@@ -193,9 +191,9 @@ def build(
         progress("capturing decode steps")
         started = _start_gpu(config, model, layers, sampler, state, ranks)
         caches, num_blocks, captured = started.caches, started.num_blocks, started.captured
-    host_blocks = num_host_blocks(config, num_blocks, layers, ranks)
-    context_cost = context_cost_tokens(model.config)
-    scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks, host_blocks, context_cost))
+    host_blocks, store = num_host_blocks(config, num_blocks, layers, ranks), scheduler_store(config.tier)
+    cost = context_cost_tokens(model.config)
+    scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks, host_blocks, cost, store))
     runner = ModelRunner(
         model,
         sampler,
@@ -226,8 +224,11 @@ def build(
     loop.mirror = ranks.mirror
     tier = None
     if config.tier is not None:
-        tier = start_tier(config.tier, host_blocks, caches, scheduler, ranks, loop.log)
+        files = checkpoint_files(source, config.loader.load_format)
+        tier = start_tier(config, host_blocks, caches, loop, ranks, files, [model_config])
         loop.tier = tier.end
+        if tier.store is not None:
+            loop.admission.keep_private(ranks.agree("salts", secrets.randbits(60), first))
     loop.profiler.rank = f"dp{config.parallel.data_rank}-tp{ranks.group.rank}"
     loop.log.muted = not ranks.leads
     try:
@@ -246,8 +247,6 @@ def build(
         kv_feed.subscribe(kv_events.take)
         kv_feed.enable()
 
-    sent = SentTensors()
-
     def load(other: WeightsFrom) -> Model:
         with torch.no_grad():  # the mode is a thread's own
             return load_model(
@@ -256,7 +255,7 @@ def build(
                 device,
                 dtype,
                 other.load_format,
-                options=replace(options, named_tensors=sent.of(other)),
+                options=replace(options, named_tensors=other.tensors),
                 progress=bar,
                 group=ranks.group,
                 staged=not on_cpu,
@@ -264,13 +263,12 @@ def build(
 
     # Captured steps hold the addresses of a GPU's weights.
     put = runner.replace_model if on_cpu else functools.partial(overwrite, model)
-    new_weights = NewWeights(loop, ranks, load, put, sent)
-    groups = TrainerGroups(loop, ranks, sent, device, config.parallel.timeout_s)
+    new_weights = NewWeights(loop, ranks, load, put)
 
     calls, rank_memory = LoopCalls(), RankMemory(loop, ranks, occupation)
     first_weights = WeightsFrom(source, config.loader.load_format)
     serving = Serving(first_weights, model_config, config.operations.weight_version)
-    updates = WeightUpdates(loop, calls, serving, Sources(new_weights, groups), rank_memory)
+    updates = WeightUpdates(loop, calls, serving, new_weights, rank_memory)
     operations = Operations(loop, calls, updates, rank_memory)
     loop.after_turn = _after_turn(operations, kv_feed, ranks)
     facts = _facts(config, num_blocks, host_blocks)
@@ -365,7 +363,11 @@ def release_memory(device: DeviceConfig) -> None:
 
 
 def scheduler_config(
-    limits: SchedulerLimits, num_blocks: int, host_blocks: int = 0, context_cost: int = 0
+    limits: SchedulerLimits,
+    num_blocks: int,
+    host_blocks: int = 0,
+    context_cost: int = 0,
+    store: tokenspeed_cc.StoreConfig | None = None,
 ) -> tokenspeed_cc.SchedulerConfig:
     """context_cost: `config.work.context_cost_tokens` of the model."""
     return tokenspeed_cc.SchedulerConfig(
@@ -382,6 +384,7 @@ def scheduler_config(
         enable_prefix_caching=limits.enable_prefix_caching,
         eos_token_ids=list(limits.eos_token_ids),
         num_host_blocks=host_blocks,
+        store=store,
     )
 
 

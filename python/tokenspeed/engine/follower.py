@@ -29,7 +29,7 @@ from tokenspeed.config import hardware
 from tokenspeed.config.constraint import Constraint
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.engine.admission import Grammars
-from tokenspeed.engine.arrivals import Told
+from tokenspeed.engine.arrivals import QUIET, Told
 from tokenspeed.engine.errors import EngineFault
 from tokenspeed.engine.leader import Setup
 from tokenspeed.engine.loop import EngineLoop
@@ -57,7 +57,7 @@ class Follower:
         self.group = group
         self.mirror = Repeated()
         self.verdicts = Followed()
-        self.transfers = Told(lambda moved: reports.send(moved=moved.transfer_id, ok=moved.ok))
+        self.transfers = Told(lambda moved: reports.send(moved=moved.transfer_id, ok=moved.ok, done=moved.done))
         self._orders = orders
         self._reports = reports
         self._operations: dict[str, Callable[..., None]] = {}
@@ -110,10 +110,10 @@ class Follower:
                 operation = self._operations.get(content.name) or getattr(loop, content.name)
                 operation(*content.arguments)
             elif kind is Kind.TURN:
-                turn = content or Turn((), (), ())
+                turn = content or Turn((), (), QUIET)
                 desk.hand_over(turn.commands)
                 self.verdicts.hand_over(turn.verdicts)
-                self.transfers.hand_over(turn.moved)
+                self.transfers.hand_over(turn.news)
                 loop.step()
             else:
                 raise EngineFault(f"rank {self.group.rank} was sent a {kind.name} between two turns")

@@ -12,32 +12,10 @@ import pytest
 
 from tokenspeed.config.flags import FlagError
 from tokenspeed.engine.offline import Engine
+from tokenspeed.engine.testing import LATENT_CONFIG
 
 StartEngine = Callable[..., Engine]
 
-CONFIG = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "moe_intermediate_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "n_group": 4,
-    "topk_group": 2,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
-    "max_position_embeddings": 1024,
-    "eos_token_id": 2,
-    "torch_dtype": "float32",
-}
 TOKEN_BYTES = 3 * (32 + 16) * 4
 PROMPTS = [[(7 * start + 3 * step) % 317 + 3 for step in range(9 + 50 * start)] for start in range(5)]
 DRAWN = {"temperature": 1.3, "seed": 11, "max_new_tokens": 12, "ignore_eos": True, "logprobs": 2}
@@ -47,7 +25,7 @@ DRAWN = {"temperature": 1.3, "seed": 11, "max_new_tokens": 12, "ignore_eos": Tru
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """In the place of the folder's own, for `start_engine`."""
     folder: Path = tmp_path_factory.mktemp("tiny-deepseek")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(LATENT_CONFIG))
     return str(folder)
 
 

@@ -33,7 +33,7 @@ from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.resolve import Config, DeviceConfig
 from tokenspeed.engine.admission import Grammars
-from tokenspeed.engine.arrivals import Arrivals
+from tokenspeed.engine.arrivals import QUIET, Arrivals, News
 from tokenspeed.engine.errors import EngineFault, OutOfMemory
 from tokenspeed.engine.messages import Command
 from tokenspeed.engine.rank_link import Kind, LinkLost, Orders, ReportReader
@@ -183,9 +183,9 @@ class Leader:
     def operated(self, name: str, *arguments: Any) -> None:
         self._send(Kind.OPERATION, Operation(name, arguments))
 
-    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict], moved: Sequence[Moved]) -> None:
+    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict], news: News) -> None:
         told = for_others(commands)
-        self._send(Kind.TURN, Turn(told, verdicts, moved) if told or verdicts or moved else None)
+        self._send(Kind.TURN, Turn(told, verdicts, news) if told or verdicts or news != QUIET else None)
 
     def planned(self, plan: Plan) -> None:
         self._digest.planned(plan)
@@ -235,7 +235,8 @@ class Leader:
             elif "at" in report:
                 self._values.put((peer.rank, report["at"], report["value"]))
             elif "moved" in report:
-                self.transfers.add_of(peer.rank, Moved(report["moved"], report["ok"]))
+                done = None if report["done"] is None else tuple(report["done"])
+                self.transfers.add_of(peer.rank, Moved(report["moved"], report["ok"], done))
 
     def _check_clocks(self, now_s: float) -> None:
         for peer in self._peers:

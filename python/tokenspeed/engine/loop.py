@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tokenspeed.engine.admission import Admission
+from tokenspeed.engine.arrivals import News
 from tokenspeed.engine.control import Controls
 from tokenspeed.engine.errors import EngineFault
 from tokenspeed.engine.executor import Executor, StepTokens
@@ -30,7 +31,6 @@ from tokenspeed.engine.runner import NewSlot, StepWork
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.tier import NO_TIER, Tier
 from tokenspeed.engine.turns import Mirror, NoMirror
-from tokenspeed.kvstore import Moved
 from tokenspeed.sampling import RowFailure
 from tokenspeed_cc import Plan, Scheduler
 
@@ -60,7 +60,7 @@ class EngineLoop:
         self.frontend = frontend
         self.requests = requests
         self._executor = executor
-        self._admission = admission
+        self.admission = admission
         self.log = log
         self._controls = Controls(scheduler)
         self._overlap_depth = overlap_depth
@@ -89,12 +89,12 @@ class EngineLoop:
     def step(self) -> None:
         commands = self.frontend.drain(self._patience_s())
         self._admit(commands)
-        compiled = self._admission.take_compiled()
-        moved = self.tier.take()
-        if commands or compiled or moved or self._in_flight or self.scheduler.has_work():
-            self.mirror.turn(commands, [done.verdict for done in compiled], moved)
-        self._settle_transfers(moved)
-        for record, rejection in self._admission.queue_compiled(compiled):
+        compiled = self.admission.take_compiled()
+        news = self.tier.take()
+        if commands or compiled or news.is_due or self._in_flight or self.scheduler.has_work():
+            self.mirror.turn(commands, [done.verdict for done in compiled], news)
+            self._settle_transfers(news)
+        for record, rejection in self.admission.queue_compiled(compiled):
             self._outputs.add_unqueued_refusal(record, rejection)
         launched = self._launch()
         if not launched and not self._in_flight:
@@ -159,16 +159,16 @@ class EngineLoop:
         """Share no prefix with what was computed before."""
         self.mirror.operated("set_weight_version", version)
         self.scheduler.set_weight_version(version)
+        self.tier.use_weights(version)
 
-    def settle_transfers(self, moved: Sequence[Moved]) -> None:
+    def settle_transfers(self, news: News) -> None:
         """Take the ends of copies between two turns, on every rank."""
-        if moved:
-            self.mirror.operated("settle_transfers", moved)
-            self._settle_transfers(moved)
+        self.mirror.operated("settle_transfers", news)
+        self._settle_transfers(news)
 
-    def _settle_transfers(self, moved: Sequence[Moved]) -> None:
-        self.tier.settle(moved)
-        self._load_is_due |= bool(moved) and not self.scheduler.has_work()
+    def _settle_transfers(self, news: News) -> None:
+        self.tier.settle(news)
+        self._load_is_due |= bool(news.moved) and not self.scheduler.has_work()
 
     def name_weights(self, name: str) -> None:
         """What results say they were served under, from now on; those that are there keep the old name."""
@@ -191,12 +191,12 @@ class EngineLoop:
             return 0.0
         if self._held_back:
             return PAUSED_WAIT_S
-        return COMPILE_WAIT_S if self._admission.num_compiling else IDLE_WAIT_S
+        return COMPILE_WAIT_S if self.admission.num_compiling else IDLE_WAIT_S
 
     def _admit(self, commands: list[Command]) -> None:
         for command in commands:
             if isinstance(command, Add):
-                rejection = self._admission.admit(command)
+                rejection = self.admission.admit(command)
                 if rejection is not None:
                     self._outputs.add_rejection(rejection)
             elif isinstance(command, Refused):
@@ -217,7 +217,7 @@ class EngineLoop:
         """End a request now; None is one that has ended already."""
         if record is None:
             return
-        if self._admission.abort(record):
+        if self.admission.abort(record):
             self._outputs.add_unqueued_abort(record)
             return
         ended = self.scheduler.abort(record.request_id)
@@ -306,14 +306,14 @@ class EngineLoop:
         if self._outputs or self._load_is_due or (busy and now_s - self._published_s > SIGN_OF_LIFE_S):
             for record, reason in self._outputs.finished:
                 self.log.finished(record, reason)
-            self.log.load_changed(self._admission.num_compiling)
+            self.log.load_changed(self.admission.num_compiling)
             self.frontend.publish(self._outputs.take(self.load(), self.weight_name))
             self._published_s, self._load_is_due = now_s, False
 
     def load(self) -> LoadNumbers:
         """Requests and KV blocks now. The loop's thread only."""
         load = self.scheduler.load()
-        waiting = load.num_waiting + self._admission.num_compiling
+        waiting = load.num_waiting + self.admission.num_compiling
         return LoadNumbers(load.num_running, waiting, load.active_blocks, load.total_blocks)
 
 

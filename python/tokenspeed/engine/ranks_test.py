@@ -44,7 +44,7 @@ class TwoRanks:
         self.reports = Reports(self._their_reports)
         self.follower = Follower(Orders(their_orders, None), self.reports, Group(1, 2))
         self.other.loop.mirror = self.follower.mirror
-        admission: Any = self.other.loop._admission
+        admission: Any = self.other.loop.admission
         compiler: GrammarCompiler = admission._grammars
         admission._grammars = self.follower.grammars(compiler)
         self.fault: Exception | None = None

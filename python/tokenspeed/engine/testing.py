@@ -38,6 +38,30 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 1,
     "torch_dtype": "float32",
 }
+LATENT_CONFIG: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 1024,
+    "eos_token_id": 2,
+    "torch_dtype": "float32",
+}
+"""A DeepSeek: latents for a cache."""
 
 PROMPT = [(7 * step) % 300 + 3 for step in range(40)]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}

@@ -18,10 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tokenspeed_cc
 from tokenspeed.config.flags import FlagError
-from tokenspeed.engine import latent_test
 from tokenspeed.engine.errors import OutOfMemory
 from tokenspeed.engine.offline import Engine
-from tokenspeed.engine.testing import CONFIG, StartEngine
+from tokenspeed.engine.testing import CONFIG, LATENT_CONFIG, StartEngine
 from tokenspeed.kvstore import Copier
 
 WINDOWED = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 24}
@@ -119,8 +118,8 @@ def test_second_turns_come_from_the_host_to_the_bit(start_engine: StartEngine, d
     [
         (CONFIG | WINDOWED, {}),
         (CONFIG, {"kv_cache_dtype": "fp8_e4m3", "kv_cache_quant_method": "per_token_head"}),
-        (latent_test.CONFIG, {}),
-        (latent_test.CONFIG, {"kv_cache_dtype": "fp8_e4m3"}),
+        (LATENT_CONFIG, {}),
+        (LATENT_CONFIG, {"kv_cache_dtype": "fp8_e4m3"}),
     ],
     ids=["sliding window", "fp8 with scales", "latents", "fp8 latents"],
 )
@@ -216,7 +215,7 @@ def test_flushing_waits_for_what_is_being_stored_and_new_weights_find_nothing(st
     operations.flush_cache()
     assert settled(tiered).host_cached_blocks == 0
     assert cached(tiered, SESSIONS) == [0] * len(SESSIONS)
-    operations.set_weight_version("v2")
+    operations.updates.rename("v2")
     assert settled(tiered).host_cached_blocks == 0
     assert cached(tiered, SESSIONS) == [0] * len(SESSIONS)
 

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenspeed.engine.arrivals import News
 from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Control
-from tokenspeed.kvstore import Moved
 from tokenspeed_cc import Plan
 
 
@@ -39,7 +39,7 @@ class Turn:
 
     commands: Sequence[Command]
     verdicts: Sequence[Verdict]
-    moved: Sequence[Moved]
+    news: News
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Mirror(Protocol):
     def operated(self, name: str, *arguments: Any) -> None:
         """A method of the loop is being called between two turns."""
 
-    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict], moved: Sequence[Moved]) -> None:
+    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict], news: News) -> None:
         """A turn is about to plan."""
 
     def planned(self, plan: Plan) -> None: ...
@@ -70,7 +70,7 @@ class NoMirror:
     def operated(self, name: str, *arguments: Any) -> None:
         return
 
-    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict], moved: Sequence[Moved]) -> None:
+    def turn(self, commands: Sequence[Command], verdicts: Sequence[Verdict], news: News) -> None:
         return
 
     def planned(self, plan: Plan) -> None:

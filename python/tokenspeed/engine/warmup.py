@@ -59,6 +59,7 @@ def warm_up(loop: EngineLoop, config: Config) -> None:
         _run(loop, config, [min(20 + index, longest) for index in range(min(3, limits.max_num_seqs))], _VARIANTS)
     if not loop.flush_cache():
         raise EngineFault("warm-up left blocks held")
+    loop.set_weight_version(0)  # from here on the store may keep what is computed
     loop.log.muted = False
     logger.debug("warm-up took %.2f s", time.monotonic() - started_s)
 

@@ -37,8 +37,8 @@ SOURCES = ("computed", "device_hit", "host_hit", "store_hit")
 """Where the KV of prompt tokens came from."""
 BLOCK_STATES = ("active", "cached", "free")
 HOST_BLOCK_STATES = ("cached", "copying", "free")
-MOVES = ("to_host", "to_device")
-"""Ways that KV blocks go between the device and the host tier."""
+MOVES = ("to_host", "to_device", "to_store", "from_store")
+"""Ways that KV blocks go between the device, the host tier and the store behind it."""
 
 
 @dataclass(frozen=True)
