@@ -18,6 +18,7 @@ from tokenspeed.cli.replies import merged
 from tokenspeed.config.control_paths import ABSENT_PATHS, ENGINE_PATHS, LARGE_PATHS, QUERY_PATHS
 from tokenspeed.observability.endpoint import Answer, Endpoint, Handler, Paths, json_answer, refusal
 
+_JOIN = "/init_weights_update_group"
 _TIMEOUT_S = 5.0
 _RELAY_TIMEOUT_S = 3600.0
 """A pause waits for the requests that run; new weights may come from a slow disk."""
@@ -34,11 +35,14 @@ class ControlServer:
         self, port: int, gateway_url: str, engine_urls: Sequence[str], api_key: str | None, info: Info
     ) -> None:
         routes: dict[tuple[str, str], Handler] = {
-            (method, path): _absent(path) for method in ("GET", "POST") for path in (*ABSENT_PATHS, "/generate")
+            (method, path): _absent(path, why)
+            for method in ("GET", "POST")
+            for path, why in {**ABSENT_PATHS, "/generate": "it is at the gateway's port"}.items()
         }
         for method in ("GET", "POST"):
             for path in ENGINE_PATHS:
                 routes[method, path] = _relay_to_all(method, path, engine_urls, api_key)
+        routes["POST", _JOIN] = _join_all(engine_urls, api_key)
         routes["GET", "/health"] = lambda _: _gateway_health(gateway_url)
         routes["GET", "/get_server_info"] = lambda _: json_answer(200, info())
         routes["GET", "/health_generate"] = lambda _: json_answer(200, {"status": "ok"})
@@ -51,8 +55,8 @@ class ControlServer:
         self._endpoint.close()
 
 
-def _absent(path: str) -> Handler:
-    return lambda _: refusal(501, f"{path}: this release does not have it")
+def _absent(path: str, why: str) -> Handler:
+    return lambda _: refusal(501, f"{path}: {why}")
 
 
 def _relay_to_all(method: str, path: str, urls: Sequence[str], api_key: str | None) -> Handler:
@@ -64,6 +68,26 @@ def _relay_to_all(method: str, path: str, urls: Sequence[str], api_key: str | No
     def handler(body: Mapping[str, Any]) -> Answer:
         with ThreadPoolExecutor(len(relays)) as threads:
             return merged(list(threads.map(lambda relay: relay(body), relays)))
+
+    return handler
+
+
+def _join_all(urls: Sequence[str], api_key: str | None) -> Handler:
+    """Each replica's ranks in a trainer's group follow those of the replica before."""
+    relays = [_relay("POST", f"{url}{_JOIN}", api_key) for url in urls]
+    ask = _relay("GET", f"{urls[0]}/get_server_info", api_key)
+
+    def handler(body: Mapping[str, Any]) -> Answer:
+        offset = body.get("rank_offset")
+        if len(relays) == 1 or type(offset) is not int:
+            return relays[0](body)
+        info = ask({})
+        if info.status != 200:
+            return info
+        num_ranks = json.loads(info.data)["tensor_parallel_size"]
+        bodies = [{**body, "rank_offset": offset + index * num_ranks} for index in range(len(relays))]
+        with ThreadPoolExecutor(len(relays)) as threads:
+            return merged(list(threads.map(lambda relay, own: relay(own), relays, bodies)))
 
     return handler
 

@@ -75,3 +75,27 @@ def test_controls_are_passed_on_with_their_body_and_the_key_and_the_answer_comes
     assert answer.value.code == 409 and json.load(answer.value) == {"got": {"mode": "keep"}}
     relay.close()
     engine.close()
+
+
+def test_replicas_join_a_trainers_group_one_after_the_other_and_sleep_by_a_query() -> None:
+    seen: list[tuple[int, Mapping[str, Any]]] = []
+
+    def engine(number: int) -> Endpoint:
+        def take(body: Mapping[str, Any]) -> Answer:
+            seen.append((number, dict(body)))
+            return json_answer(200, {"success": True})
+
+        routes = {("POST", "/init_weights_update_group"): take, ("POST", "/sleep"): take}
+        facts = {("GET", "/get_server_info"): lambda _: json_answer(200, {"tensor_parallel_size": 4})}
+        return Endpoint("127.0.0.1", 0, routes | facts)
+
+    engines = [engine(number) for number in range(3)]
+    urls = [f"http://127.0.0.1:{each.port}" for each in engines]
+    relay = ControlServer(0, "http://127.0.0.1:9", urls, None, dict)
+    assert ask(relay, "/init_weights_update_group", b'{"rank_offset": 1, "world_size": 13}')[0] == 200
+    assert sorted((number, body["rank_offset"]) for number, body in seen) == [(0, 1), (1, 5), (2, 9)]
+    seen.clear()
+    assert ask(relay, "/sleep?level=2", b"")[0] == 200
+    assert [body for _, body in seen] == [{"level": "2"}] * 3
+    for each in (relay, *engines):
+        each.close()

@@ -7,10 +7,12 @@ ENGINE_PATHS = (
     "/abort",
     "/abort_request",
     "/continue_generation",
+    "/destroy_weights_update_group",
     "/finish_weight_update",
     "/flush_cache",
     "/get_model_info",
     "/get_weight_version",
+    "/init_weights_update_group",
     "/is_sleeping",
     "/model_info",
     "/pause_generation",
@@ -22,6 +24,7 @@ ENGINE_PATHS = (
     "/stop_profile",
     "/update_weight_version",
     "/update_weights_from_disk",
+    "/update_weights_from_distributed",
     "/update_weights_from_tensor",
     "/v1/loads",
     "/wake_up",
@@ -33,11 +36,9 @@ QUERY_PATHS = frozenset({"/sleep", "/wake_up"})
 LARGE_PATHS = frozenset({"/update_weights_from_tensor"})
 """Whose bodies carry tensors."""
 
-ABSENT_PATHS = (
-    "/destroy_weights_update_group",
-    "/init_weights_update_group",
-    "/rebalance_experts",
-    "/update_weights_from_distributed",
-    "/update_weights_from_mooncake",
-)
-"""Known by name and answered 501, so that a client learns what this release lacks instead of guessing."""
+ABSENT_PATHS = {
+    "/rebalance_experts": "every rank holds a part of each expert, so no expert's place can change",
+    "/update_weights_from_mooncake": "weights are not pulled from a Mooncake store; send them to "
+    "/update_weights_from_distributed or _from_tensor, or name a folder to /update_weights_from_disk",
+}
+"""Known by name and answered 501 with the reason, so that a client learns what this release lacks."""

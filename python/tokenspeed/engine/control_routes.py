@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The control endpoints of an engine: paths and bodies on one side, `Operations` on the other.
 
-Paths, bodies and answers are those that trainers know. What this release does not have is 501 by name.
+Paths, bodies and answers are those that trainers know. What this release does not have is 501 with the reason.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenspeed.config.control_paths import ABSENT_PATHS
 from tokenspeed.engine.errors import EngineDeadError, OperationError
+from tokenspeed.engine.group_fields import DEFAULT_GROUP, facts_of, group_of
 from tokenspeed.engine.named_tensors import named_tensors
 from tokenspeed.engine.occupation import TAGS
 from tokenspeed.engine.operations import Operations, text
@@ -65,6 +66,9 @@ def control_routes(operations: Operations, info: Callable[[], Mapping[str, Any]]
         "/update_weight_version": lambda body: _name_weights(operations, body),
         "/update_weights_from_disk": lambda body: _from_disk(operations, body),
         "/update_weights_from_tensor": lambda body: _from_tensors(operations, body),
+        "/update_weights_from_distributed": lambda body: _from_group(operations, body),
+        "/init_weights_update_group": lambda body: _join_group(operations, body),
+        "/destroy_weights_update_group": lambda body: _leave_group(operations, body),
         "/start_weight_update": lambda body: _start_update(operations, body),
         "/finish_weight_update": lambda body: _finish_update(operations, body),
         "/release_memory_occupation": lambda body: _release(operations, body),
@@ -119,6 +123,25 @@ def _from_tensors(operations: Operations, body: Body) -> Mapping[str, Any]:
     asked = _asked(body)
     operations.updates.from_tensors(named_tensors(body.get("serialized_named_tensors")), asked)
     return _updated(operations)
+
+
+def _from_group(operations: Operations, body: Body) -> Mapping[str, Any]:
+    _know(body, {"names", "dtypes", "shapes", "group_name", "weight_version", "flush_cache"})
+    asked, name = _asked(body), text(body, "group_name", DEFAULT_GROUP)
+    operations.updates.from_group(name, facts_of(body), asked)
+    return _updated(operations)
+
+
+def _join_group(operations: Operations, body: Body) -> Mapping[str, Any]:
+    _know(body, {"master_address", "master_port", "rank_offset", "world_size", "group_name", "backend"})
+    operations.updates.join_group(group_of(body, operations.updates.device.type == "cpu"))
+    return _DONE
+
+
+def _leave_group(operations: Operations, body: Body) -> Mapping[str, Any]:
+    _know(body, {"group_name"})
+    operations.updates.leave_group(text(body, "group_name", DEFAULT_GROUP))
+    return _DONE
 
 
 def _updated(operations: Operations) -> Mapping[str, Any]:
@@ -203,4 +226,4 @@ def _guarded(run: Callable[[Body], Mapping[str, Any]]) -> Handler:
 
 
 def _absent(path: str) -> Handler:
-    return lambda _: refusal(501, f"{path}: this release does not have it")
+    return lambda _: refusal(501, f"{path}: {ABSENT_PATHS[path]}")

@@ -44,7 +44,7 @@ from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop, nothing
 from tokenspeed.engine.loop_calls import LoopCalls
 from tokenspeed.engine.messages import Frontend
-from tokenspeed.engine.new_weights import NewWeights, WeightsFrom
+from tokenspeed.engine.new_weights import NewWeights, SentTensors, WeightsFrom
 from tokenspeed.engine.nodes import RankDoor, model_facts
 from tokenspeed.engine.occupation import DeviceOccupation, HostOccupation, Occupation, RankMemory
 from tokenspeed.engine.operations import Operations
@@ -56,8 +56,9 @@ from tokenspeed.engine.runner import NOTHING_CAPTURED, ModelRunner
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.step_metrics import StepMetrics
 from tokenspeed.engine.tier_start import StartedTier, checkpoint_files, num_host_blocks, scheduler_store, start_tier
+from tokenspeed.engine.trainer_groups import TrainerGroups
 from tokenspeed.engine.warmup import warm_up
-from tokenspeed.engine.weight_updates import Serving, WeightUpdates
+from tokenspeed.engine.weight_updates import Serving, Sources, WeightUpdates
 from tokenspeed.grammar import GrammarCompiler
 from tokenspeed.layers.cache import LayerCache, total_block_bytes
 from tokenspeed.models import KVFormat, LoadOptions, kv_factors, load_model, overwrite
@@ -104,6 +105,7 @@ class EngineCore:
         self.late_compiles.stop()
         self.grammars.close()
         self.ports.close()
+        self.operations.updates.close()
         self.loop.log.tracer.close()
         if self.kv_events is not None:
             self.kv_events.close()
@@ -247,6 +249,8 @@ def build(
         kv_feed.subscribe(kv_events.take)
         kv_feed.enable()
 
+    sent = SentTensors()
+
     def load(other: WeightsFrom) -> Model:
         with torch.no_grad():  # the mode is a thread's own
             return load_model(
@@ -255,7 +259,7 @@ def build(
                 device,
                 dtype,
                 other.load_format,
-                options=replace(options, named_tensors=other.tensors),
+                options=replace(options, named_tensors=sent.of(other)),
                 progress=bar,
                 group=ranks.group,
                 staged=not on_cpu,
@@ -263,12 +267,13 @@ def build(
 
     # Captured steps hold the addresses of a GPU's weights.
     put = runner.replace_model if on_cpu else functools.partial(overwrite, model)
-    new_weights = NewWeights(loop, ranks, load, put)
+    new_weights = NewWeights(loop, ranks, load, put, sent)
+    groups = TrainerGroups(loop, ranks, sent, device, config.parallel.timeout_s)
 
     calls, rank_memory = LoopCalls(), RankMemory(loop, ranks, occupation)
     first_weights = WeightsFrom(source, config.loader.load_format)
     serving = Serving(first_weights, model_config, config.operations.weight_version)
-    updates = WeightUpdates(loop, calls, serving, new_weights, rank_memory)
+    updates = WeightUpdates(loop, calls, serving, Sources(new_weights, groups), rank_memory)
     operations = Operations(loop, calls, updates, rank_memory)
     loop.after_turn = _after_turn(operations, kv_feed, ranks)
     facts = _facts(config, num_blocks, host_blocks)

@@ -16,7 +16,7 @@ import struct
 import threading
 from typing import Any
 
-_HEADER = struct.Struct("<IBI")
+_HEADER = struct.Struct("<QBI")
 
 
 class LinkLost(ConnectionError):

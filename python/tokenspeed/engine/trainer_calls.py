@@ -8,10 +8,11 @@ Each is a control endpoint without HTTP, on the caller's thread. What cannot be 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
+from tokenspeed.engine.group_fields import DEFAULT_GROUP, facts_of, group_of
 from tokenspeed.engine.occupation import TAGS
 from tokenspeed.engine.operations import Operations
 from tokenspeed.engine.weight_updates import Asked
@@ -53,6 +54,52 @@ class TrainerCalls(ABC):
     def weight_version(self) -> str:
         """The name of the weights that serve."""
         return self.operations.weight_version
+
+    def init_weights_update_group(
+        self,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str = DEFAULT_GROUP,
+        backend: str | None = None,
+    ) -> None:
+        """Join a trainer's process group, which waits at a TCP address: this engine's ranks are `rank_offset` and the
+        following, the trainer's is 0. backend: "nccl" or "gloo", by default as the device needs."""
+        fields = {
+            "master_address": master_address,
+            "master_port": master_port,
+            "rank_offset": rank_offset,
+            "world_size": world_size,
+            "group_name": group_name,
+            **({} if backend is None else {"backend": backend}),
+        }
+        updates = self.operations.updates
+        updates.join_group(group_of(fields, updates.device.type == "cpu"))
+
+    def destroy_weights_update_group(self, group_name: str = DEFAULT_GROUP) -> None:
+        self.operations.updates.leave_group(group_name)
+
+    def update_weights_from_distributed(
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[torch.dtype | str],
+        shapes: Sequence[Sequence[int]],
+        group_name: str = DEFAULT_GROUP,
+        weight_version: str | None = None,
+        flush_cache: bool = False,
+    ) -> None:
+        """Serve what the trainer broadcasts in that group, in this order, in place of the checkpoint's of these names.
+        The trainer broadcasts at the same time, on another thread or process."""
+        listed = {"names": list(names), "dtypes": list(map(str, dtypes)), "shapes": list(map(list, shapes))}
+        self.operations.updates.from_group(group_name, facts_of(listed), Asked(weight_version, flush_cache))
+
+    def start_weight_update(self) -> None:
+        """From here on updates are collected; `finish_weight_update` serves them all at once."""
+        self.operations.updates.start()
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.operations.updates.finish(weight_version)
 
     def update_weights_from_disk(
         self, model_path: str, load_format: str = "auto", weight_version: str | None = None, flush_cache: bool = False

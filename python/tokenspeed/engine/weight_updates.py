@@ -9,8 +9,10 @@ cache; their name changes only once they serve. Weights that sleep wake up as wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+
+import torch
 
 from tokenspeed.config.model import ModelConfig, load_model_config
 from tokenspeed.config.model_error import ModelError
@@ -20,8 +22,10 @@ from tokenspeed.engine.loop import EngineLoop, nothing
 from tokenspeed.engine.loop_calls import LoopCalls
 from tokenspeed.engine.new_weights import NewWeights, WeightsFrom
 from tokenspeed.engine.occupation import WEIGHTS, RankMemory
+from tokenspeed.engine.trainer_groups import TrainerGroups
 from tokenspeed.models import NamedTensors
 from tokenspeed.models.model import Model
+from tokenspeed.parallel.trainer import TensorFacts, TrainerGroup
 
 _RUNNING = "requests are running, so the cache cannot be flushed; the weights are as they were"
 
@@ -48,11 +52,19 @@ class Serving:
     weight_version: str
 
 
+@dataclass(frozen=True)
+class Sources:
+    """Who loads new weights on every rank, and the trainers that send some."""
+
+    new_weights: NewWeights
+    groups: TrainerGroups
+
+
 class WeightUpdates:
-    """first: what runs now. new_weights: what can take its place. memory: where it lies."""
+    """first: what runs now. sources: what can take its place. memory: where it lies."""
 
     def __init__(
-        self, loop: EngineLoop, calls: LoopCalls, first: Serving, new_weights: NewWeights, memory: RankMemory
+        self, loop: EngineLoop, calls: LoopCalls, first: Serving, sources: Sources, memory: RankMemory
     ) -> None:
         loop.weight_name = first.weight_version
         self.weights = first.weights
@@ -63,7 +75,8 @@ class WeightUpdates:
         self._collected: _Collected | None = None
         self._loop = loop
         self._calls = calls
-        self._new_weights = new_weights
+        self._new_weights = sources.new_weights
+        self._groups = sources.groups
         self._memory = memory
         self._num_versions = 0
         self._updating = threading.Lock()
@@ -87,19 +100,44 @@ class WeightUpdates:
             except ModelError as error:
                 raise OperationError(400, str(error)) from None
             self._take(WeightsFrom(source, load_format), asked)
+            self._forget()
 
     def from_tensors(self, tensors: NamedTensors, asked: Asked) -> None:
         """Serve these tensors in place of those of their names, as `from_disk` serves a checkpoint; what is not named
         stays, as it was read or sent before."""
         with self.exclusive():
-            base = self.weights if self._collected is None else self._collected.weights
-            self._take(replace(base, tensors={**base.tensors, **tensors}), asked)
+            self._take_sent(self._new_weights.sent.add(tensors), asked)
+
+    def join_group(self, group: TrainerGroup) -> None:
+        """Meet a trainer, on every rank. Raises OperationError."""
+        with self.exclusive():
+            self._groups.join(group, self._calls.call)
+
+    def leave_group(self, name: str) -> None:
+        """Raises OperationError: there is none of this name."""
+        with self.exclusive():
+            self._groups.leave(name, self._calls.call)
+
+    def from_group(self, name: str, facts: Sequence[TensorFacts], asked: Asked) -> None:
+        """Serve what the trainer broadcasts now, in this order, as `from_tensors` does. It is received before anything
+        is said about it, so that the trainer is not left waiting. Raises OperationError."""
+        with self.exclusive():
+            keys = self._groups.receive(name, facts, self._calls.call)
+            self._take_sent({fact.name: key for fact, key in zip(facts, keys)}, asked)
+
+    @property
+    def device(self) -> torch.device:
+        return self._groups.device
+
+    def close(self) -> None:
+        self._groups.close()
 
     def start(self) -> None:
         """From here on updates are only collected; `finish` serves them all at once. One that was started and never
         finished is dropped, and begins anew."""
         with self.exclusive():
             self._collected = _Collected(self.weights, Asked(None, False))
+            self._forget()
 
     def finish(self, version: str | None) -> None:
         """Serve what was collected under `version`, else under the last name that came with a part of it. Raises
@@ -119,8 +157,10 @@ class WeightUpdates:
                 if error.status == RETRY:
                     raise
                 self._collected = None
+                self._forget()
                 raise
             self._collected = None
+            self._forget()
 
     @property
     def collects(self) -> bool:
@@ -140,6 +180,20 @@ class WeightUpdates:
             )
         model = self._loaded(self.weights)
         self._calls.call(lambda: self._new_weights.put(model))
+
+    def _take_sent(self, keys: Mapping[str, int], asked: Asked) -> None:
+        base = self.weights if self._collected is None else self._collected.weights
+        try:
+            self._take(replace(base, sent={**base.sent, **keys}), asked)
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        """What no longer serves and is not collected."""
+        kept = [self.weights, *([] if self._collected is None else [self._collected.weights])]
+        keys = {key for weights in kept for key in weights.sent.values()}
+        if keys != self._new_weights.sent.keys():
+            self._calls.call(lambda: self._new_weights.keep_only(keys))
 
     def _take(self, weights: WeightsFrom, asked: Asked) -> None:
         if self._collected is None:
