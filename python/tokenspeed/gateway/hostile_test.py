@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tokenspeed.gateway.testing.fake_engine import replying
+from tokenspeed.gateway.testing.fake_engine import END_TOKEN, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids
 
 FLAGS = ["--reasoning-parser", "qwen3", "--tool-call-parser", "qwen"]
@@ -239,3 +239,18 @@ def test_a_page_of_items_has_a_limit_that_is_a_number(gateway: RunningGateway) -
     conversation = gateway.post("/v1/conversations", {})[1]["id"]
     status, answer = gateway.get(f"/v1/conversations/{conversation}/items?limit={MANY_DIGITS}")
     assert (status, answer["error"]["param"]) == (400, "limit")
+
+
+def test_a_sentence_about_two_fields_has_the_callers_names_for_both(gateway: RunningGateway) -> None:
+    for path, body in (("chat/completions", {"messages": [USER]}), ("completions", {"prompt": "x"})):
+        _, answer = gateway.post(f"/v1/{path}", {**body, "max_tokens": 2, "min_tokens": 5})
+        assert answer["error"]["message"] == "min_tokens (5) is more than max_tokens (2)"
+    _, answer = gateway.post("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 2, "min_new_tokens": 5}})
+    assert answer["error"]["message"] == "min_new_tokens (5) is more than max_new_tokens (2)"
+
+
+def test_a_refusal_in_an_earlier_answer_is_its_text(gateway: RunningGateway) -> None:
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    assert gateway.post("/v1/chat/completions", {"messages": [USER, refused, USER], "max_tokens": 1})[0] == 200
+    prompt = gateway.engines[0].seen.requests[-1].input_ids
+    assert bytes(token - 3 for token in prompt if token > END_TOKEN).decode().count("No.") == 1

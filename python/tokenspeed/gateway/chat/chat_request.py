@@ -253,6 +253,8 @@ def _with_content(message: dict[str, Any], content: Any, where: str) -> dict[str
 
 def _part(part: dict[str, Any], where: str) -> dict[str, Any]:
     kind = part.get("type")
+    if kind == "refusal" and isinstance(part.get("refusal"), str):  # of an earlier answer
+        return {"type": "text", "text": part["refusal"]}
     if kind != "text":
         raise invalid(
             f"{where}.type", "unsupported_content", f"{where}: content of type {kind!r} is not supported (text)"

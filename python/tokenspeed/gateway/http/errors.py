@@ -90,7 +90,10 @@ def in_callers_words(error: ApiError, names: Mapping[str, str]) -> ApiError:
     if ours is None or error.param is None:
         return error
     param = names[ours] + error.param.removeprefix(ours)
-    message = re.sub(rf"(?<![\w.]){re.escape(ours)}\b", names[ours], error.message)
+    message = error.message
+    for name, theirs in names.items():
+        if name == ours or "_" in name:  # others may be words of the sentence
+            message = re.sub(rf"(?<![\w.]){re.escape(name)}\b", theirs, message)
     return ApiError(error.status, error.code, message, param, error.retry_after_s)
 
 
@@ -104,8 +107,9 @@ def from_request_error(error: RequestError, names: Mapping[str, str]) -> ApiErro
     """A check of the request failed; `names` are the names that the caller uses for the fields."""
     name = names.get(error.field, error.field)
     message = error.message
-    if error.field != "prompt":  # in a sentence, the prompt is one whatever field it came in
-        message = re.sub(rf"\b{re.escape(error.field)}\b", name, message)
+    for ours, theirs in names.items():
+        if ours != "prompt":  # in a sentence, the prompt is one whatever field it came in
+            message = re.sub(rf"\b{re.escape(ours)}\b", theirs, message)
     return ApiError(400, error.code, message, name)
 
 
