@@ -213,11 +213,29 @@ void BindReports(py::module_& m) {
                                if (!e.has_parent) return std::nullopt;
                                return e.parent_hash;
                              })
-      .def_readonly("token_ids", &BlockStored::token_ids);
+      .def_readonly("token_ids", &BlockStored::token_ids)
+      .def(py::pickle(
+          [](const BlockStored& e) {
+            return py::make_tuple(static_cast<int>(e.medium), e.hash, e.parent_hash, e.has_parent,
+                                  e.token_ids);
+          },
+          [](const py::tuple& t) {
+            return BlockStored{static_cast<Medium>(t[0].cast<int>()), t[1].cast<uint64_t>(),
+                               t[2].cast<uint64_t>(), t[3].cast<bool>(),
+                               t[4].cast<std::vector<int32_t>>()};
+          }));
   py::class_<BlockRemoved>(m, "BlockRemoved")
       .def_property_readonly("medium", [](const BlockRemoved& e) { return MediumName(e.medium); })
-      .def_readonly("block_hash", &BlockRemoved::hash);
-  py::class_<AllBlocksCleared>(m, "AllBlocksCleared");
+      .def_readonly("block_hash", &BlockRemoved::hash)
+      .def(py::pickle(
+          [](const BlockRemoved& e) { return py::make_tuple(static_cast<int>(e.medium), e.hash); },
+          [](const py::tuple& t) {
+            return BlockRemoved{static_cast<Medium>(t[0].cast<int>()), t[1].cast<uint64_t>()};
+          }));
+  py::class_<AllBlocksCleared>(m, "AllBlocksCleared")
+      .def(py::init<>())
+      .def(py::pickle([](const AllBlocksCleared&) { return py::make_tuple(); },
+                      [](const py::tuple&) { return AllBlocksCleared{}; }));
 }
 
 std::shared_ptr<const Outcome> AdvanceStep(Scheduler& scheduler, const py::object& step_given,

@@ -235,7 +235,7 @@ def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Co
         scheduler=scheduler,
         graphs=_graphs(raw, on_cpu, scheduler),
         sampling=SamplingConfig(raw["enable_nan_detection"], _at_least(raw, "input_logprob_chunk_tokens", 1)),
-        admission=_admission(raw, model, max_model_len, parallel.tensor_size),
+        admission=_admission(raw, model, max_model_len, parallel.tensor_size * parallel.data_size),
         grammar=_grammar(raw),
         log=LogConfig(
             "warning" if raw["log_level"] == "warn" else raw["log_level"],

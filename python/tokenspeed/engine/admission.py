@@ -192,6 +192,17 @@ def check_params(params: SamplingParams, config: AdmissionConfig) -> None:
         raise RequestError(kind, "unsupported", f"{kind}: this engine runs with --grammar-backend none")
 
 
+def check_data_rank(data_rank: int | None, num_replicas: int) -> None:
+    """Raise `RequestError` for a replica that there is not."""
+    if data_rank is None:
+        return
+    field = "data_parallel_rank"
+    if isinstance(data_rank, bool) or not isinstance(data_rank, int):
+        raise RequestError(field, "invalid_type", f"{field} must be an integer, got {data_rank!r}")
+    if not 0 <= data_rank < num_replicas:
+        raise RequestError(field, "invalid_value", f"{field} must be in [0, {num_replicas - 1}], got {data_rank}")
+
+
 def check_room(token_ids: NDArray[np.int32], params: SamplingParams, config: AdmissionConfig) -> int:
     """The room for output of a prompt whose parameters are checked. Raises `RequestError`."""
     check_token_ids(token_ids, config.vocab_size)

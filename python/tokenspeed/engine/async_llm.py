@@ -24,13 +24,17 @@ class AsyncLLM:
         self.engine = engine if engine is not None else Engine(model, **options)
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | Mapping[str, Any] | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the output as it grows: so far, or with `stream_output` only what is new since the last one.
 
-        The last item has a finish reason for every choice. Raises RequestError before anything runs, EngineDeadError.
+        The last item has a finish reason for every choice. data_parallel_rank: the replica that serves it.
+        Raises RequestError before anything runs, EngineDeadError.
         """
-        job = self.engine.job(prompt, sampling_params)
+        job = self.engine.job(prompt, sampling_params, data_parallel_rank)
         frontend = self.engine.frontend
         builders = {request.rid: builder for request, builder in zip(job.requests, job.builders)}
         async with aclosing(token_steps(frontend, job.requests)) as steps:

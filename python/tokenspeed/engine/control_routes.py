@@ -14,7 +14,8 @@ from tokenspeed.engine.errors import EngineDeadError, OperationError
 from tokenspeed.engine.group_fields import DEFAULT_GROUP, facts_of, group_of
 from tokenspeed.engine.named_tensors import named_tensors
 from tokenspeed.engine.occupation import TAGS
-from tokenspeed.engine.operations import Operations, text
+from tokenspeed.engine.operations import text
+from tokenspeed.engine.replica_operations import AnyOperations
 from tokenspeed.engine.weight_updates import Asked
 from tokenspeed.observability.endpoint import Answer, Handler, json_answer, refusal
 
@@ -24,18 +25,20 @@ PAUSE_LIMIT_S = 600.0
 _DONE = {"success": True, "message": "done"}
 
 
-def control_routes(operations: Operations, info: Callable[[], Mapping[str, Any]]) -> dict[tuple[str, str], Handler]:
+def control_routes(operations: AnyOperations, info: Callable[[], Mapping[str, Any]]) -> dict[tuple[str, str], Handler]:
     """By (method, path). info: what /get_server_info tells."""
 
     def loads(_: Body) -> Mapping[str, Any]:
-        load = operations.load_numbers()
-        row = {
-            "dp_rank": info().get("data_parallel_rank", 0),
-            "num_reqs": load.num_running + load.num_waiting,
-            "num_waiting_reqs": load.num_waiting,
-            "num_pages": load.active_blocks,
-        }
-        return {"loads": [row]}
+        rows = [
+            {
+                "dp_rank": rank,
+                "num_reqs": load.num_running + load.num_waiting,
+                "num_waiting_reqs": load.num_waiting,
+                "num_pages": load.active_blocks,
+            }
+            for rank, load in operations.loads().items()
+        ]
+        return {"loads": rows}
 
     def model_info(_: Body) -> Mapping[str, Any]:
         return {"model_path": operations.model_path, "weight_version": operations.weight_version}
@@ -81,22 +84,22 @@ def control_routes(operations: Operations, info: Callable[[], Mapping[str, Any]]
     return routes | {(method, path): _absent(path) for method in ("GET", "POST") for path in ABSENT_PATHS}
 
 
-def _flush(operations: Operations, _: Body) -> Mapping[str, Any]:
+def _flush(operations: AnyOperations, _: Body) -> Mapping[str, Any]:
     operations.flush_cache()
     return {"success": True, "message": "the prefix cache is empty"}
 
 
-def _pause(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _pause(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     operations.pause(text(body, "mode", "wait"), PAUSE_LIMIT_S)
     return _DONE
 
 
-def _resume(operations: Operations, _: Body) -> Mapping[str, Any]:
+def _resume(operations: AnyOperations, _: Body) -> Mapping[str, Any]:
     operations.resume()
     return _DONE
 
 
-def _abort(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _abort(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     if body.get("abort_all") is True:
         return _aborted(operations.abort_all())
     return _aborted(operations.abort(text(body, "rid", None)))
@@ -106,45 +109,45 @@ def _aborted(count: int) -> Mapping[str, Any]:
     return {"success": True, "message": f"{count} aborted", "num_aborted": count}
 
 
-def _name_weights(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _name_weights(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     operations.updates.rename(text(body, "new_version", None))
     return {"success": True, "message": "done", "new_version": operations.weight_version}
 
 
-def _from_disk(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _from_disk(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     _know(body, {"model_path", "load_format", "weight_version", "flush_cache"})
     path, load_format = text(body, "model_path", None), text(body, "load_format", "auto")
     operations.updates.from_disk(path, load_format, _asked(body))
     return _updated(operations)
 
 
-def _from_tensors(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _from_tensors(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     _know(body, {"serialized_named_tensors", "weight_version", "flush_cache"})
     asked = _asked(body)
     operations.updates.from_tensors(named_tensors(body.get("serialized_named_tensors")), asked)
     return _updated(operations)
 
 
-def _from_group(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _from_group(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     _know(body, {"names", "dtypes", "shapes", "group_name", "weight_version", "flush_cache"})
     asked, name = _asked(body), text(body, "group_name", DEFAULT_GROUP)
     operations.updates.from_group(name, facts_of(body), asked)
     return _updated(operations)
 
 
-def _join_group(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _join_group(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     _know(body, {"master_address", "master_port", "rank_offset", "world_size", "group_name", "backend"})
     operations.updates.join_group(group_of(body, operations.updates.device.type == "cpu"))
     return _DONE
 
 
-def _leave_group(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _leave_group(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     _know(body, {"group_name"})
     operations.updates.leave_group(text(body, "group_name", DEFAULT_GROUP))
     return _DONE
 
 
-def _updated(operations: Operations) -> Mapping[str, Any]:
+def _updated(operations: AnyOperations) -> Mapping[str, Any]:
     message = "kept for /finish_weight_update" if operations.updates.collects else "the new weights serve"
     return {"success": True, "message": message, "weight_version": operations.weight_version}
 
@@ -156,7 +159,7 @@ def _asked(body: Body) -> Asked:
     return Asked(_version(body), bool(flush))
 
 
-def _start_update(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _start_update(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     _know(body, {"is_checkpoint_format"})
     if body.get("is_checkpoint_format", True) is not True:
         raise OperationError(400, "is_checkpoint_format: only true; tensors go by the checkpoint's names and shapes")
@@ -164,19 +167,19 @@ def _start_update(operations: Operations, body: Body) -> Mapping[str, Any]:
     return _DONE
 
 
-def _finish_update(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _finish_update(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     _know(body, {"weight_version"})
     operations.updates.finish(_version(body))
     return _updated(operations)
 
 
-def _release(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _release(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     _know(body, {"tags", "mode"})
     operations.release_memory(_tags(body), text(body, "mode", "wait"), False, PAUSE_LIMIT_S)
     return _DONE
 
 
-def _sleep(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _sleep(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     """level 1: weights stay in the host's memory, where the device's is another. level 2: they are read again."""
     _know(body, {"level", "mode"})
     level = body.get("level", 1)
@@ -186,7 +189,7 @@ def _sleep(operations: Operations, body: Body) -> Mapping[str, Any]:
     return _DONE
 
 
-def _wake(operations: Operations, body: Body) -> Mapping[str, Any]:
+def _wake(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
     _know(body, {"tags"})
     operations.resume_memory(_tags(body))
     return _DONE

@@ -93,6 +93,7 @@ class EngineCore:
     kv_events: KvPublisher | None
     tier: StartedTier | None
     ranks: Ranks
+    metrics: EngineMetrics
 
     def close(self) -> None:
         """End the threads and the other ranks; nothing may be in flight. What the engine holds goes with the last
@@ -243,7 +244,7 @@ def build(
     late_compiles = LateCompiles(metrics.compiled_late)
     if not on_cpu and ranks.leads:  # another rank has still to repeat the warm-up
         late_compiles.watch()
-    kv_feed, kv_events = KvFeed(scheduler, config.memory.block_size), None
+    kv_feed, kv_events = KvFeed(scheduler, config.memory.block_size, config.parallel.data_rank or 0), None
     if config.operations.kv_events.publishes and ranks.leads:
         kv_events = KvPublisher(config.operations.kv_events, config.lane.engine_index, config.memory.block_size)
         kv_feed.subscribe(kv_events.take)
@@ -276,10 +277,22 @@ def build(
     updates = WeightUpdates(loop, calls, serving, Sources(new_weights, groups), rank_memory)
     operations = Operations(loop, calls, updates, rank_memory)
     loop.after_turn = _after_turn(operations, kv_feed, ranks)
-    facts = _facts(config, num_blocks, host_blocks)
+    facts = facts_of(config, num_blocks, host_blocks)
     ports = EnginePorts(config.operations, metrics, operations, facts)
     return EngineCore(
-        config, loop, executor, num_blocks, late_compiles, grammars, operations, ports, kv_feed, kv_events, tier, ranks
+        config,
+        loop,
+        executor,
+        num_blocks,
+        late_compiles,
+        grammars,
+        operations,
+        ports,
+        kv_feed,
+        kv_events,
+        tier,
+        ranks,
+        metrics,
     )
 
 
@@ -303,7 +316,7 @@ def _after_turn(operations: Operations, kv_feed: KvFeed, ranks: Ranks) -> Callab
     return after_turn
 
 
-def _facts(config: Config, num_blocks: int, host_blocks: int) -> dict[str, Any]:
+def facts_of(config: Config, num_blocks: int, host_blocks: int) -> dict[str, Any]:
     """What /get_server_info tells of an engine."""
     limits = config.scheduler
     return {
@@ -424,7 +437,7 @@ class LoopThread:
     def ask_to_stop(self) -> None:
         """The loop will end after the steps in flight."""
         self._stopping.set()
-        self._frontend.wake()
+        self._frontend.deliver([])
 
     def stop(self, timeout_s: float = 30.0) -> bool:
         """End the loop after the steps in flight. May be called twice. False: it still runs."""

@@ -8,6 +8,9 @@ of it.
 
 from __future__ import annotations
 
+from tokenspeed.config.flags import FlagError
+from tokenspeed.config.model_error import ModelError
+
 
 class EngineFault(RuntimeError):
     """An invariant of the engine is broken; the text says which, in words."""
@@ -31,3 +34,12 @@ class OperationError(Exception):
 
 
 RETRY = 409
+
+
+def error_of(kind: str, text: str) -> Exception | None:
+    """An error that ended the start of another process, by its type's name; None for any that is not its caller's."""
+    if kind == "FlagError":
+        flag, _, why = text.partition(": ")
+        return FlagError(flag, why)
+    known: dict[str, type[Exception]] = {"ModelError": ModelError, "OutOfMemory": OutOfMemory}
+    return known[kind](text) if kind in known else None

@@ -95,7 +95,7 @@ def config(ports: tuple[int, int], **changes: Any) -> str:
 
 def flush(engine: Engine) -> None:
     done: list[bool] = []
-    engine.frontend.put(Control("flush_cache", [], lambda success, _: done.append(success)))
+    engine.frontend.replicas[0].deliver([Control("flush_cache", [], lambda success, _: done.append(success))])
     deadline = time.monotonic() + 10
     while not done:
         assert time.monotonic() < deadline
@@ -231,7 +231,7 @@ def test_blocks_of_the_host_tier_say_where_they_are(ports: tuple[int, int], subs
     settings = KvEventsConfig(
         True, "zmq", f"tcp://127.0.0.1:{ports[0]}", f"tcp://127.0.0.1:{ports[1]}", topic="kv-events"
     )
-    publisher, feed = KvPublisher(settings, 0, 8), KvFeed(scheduler, 8)
+    publisher, feed = KvPublisher(settings, 0, 8), KvFeed(scheduler, 8, 0)
     feed.enable()
     feed.subscribe(publisher.take)
     time.sleep(0.3)
@@ -254,7 +254,7 @@ def test_blocks_of_the_host_tier_say_where_they_are(ports: tuple[int, int], subs
 def test_a_full_queue_loses_a_batch_and_its_number(ports: tuple[int, int]) -> None:
     scheduler = scheduler_with_host()
     publisher = KvPublisher(KvEventsConfig(True, "zmq", f"tcp://127.0.0.1:{ports[0]}", max_queue_size=1), 0, 8)
-    feed = KvFeed(scheduler, 8)
+    feed = KvFeed(scheduler, 8, 0)
     feed.enable()
     feed.subscribe(publisher.take)
     publisher._queue.put(None)  # nobody takes anything out any more
@@ -275,7 +275,7 @@ def test_a_full_queue_loses_a_batch_and_its_number(ports: tuple[int, int]) -> No
 
 def test_a_late_listener_gets_what_is_kept_and_then_every_batch() -> None:
     scheduler = scheduler_with_host()
-    feed = KvFeed(scheduler, 8)
+    feed = KvFeed(scheduler, 8, 0)
     run_request(scheduler, 0)
     feed.gather()
     assert feed.subscribe(lambda batch: None) == []  # nothing is recorded before `enable`

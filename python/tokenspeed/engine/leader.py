@@ -29,12 +29,11 @@ from numpy.typing import NDArray
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.hardware import Hardware
 from tokenspeed.config.model import ModelConfig
-from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.resolve import Config, DeviceConfig
 from tokenspeed.engine.admission import Grammars
 from tokenspeed.engine.arrivals import QUIET, Arrivals, News
-from tokenspeed.engine.errors import EngineFault, OutOfMemory
+from tokenspeed.engine.errors import EngineFault, error_of
 from tokenspeed.engine.messages import Command
 from tokenspeed.engine.rank_link import Kind, LinkLost, Orders, ReportReader
 from tokenspeed.engine.ranks import Choose
@@ -54,7 +53,6 @@ _NOTICE_S = 0.5
 _CAUSE_S = 1.5
 """From the failure of a collective until the kernel has told that a rank is gone, with room."""
 _END_S = 10.0
-_FAULTS: dict[str, type[Exception]] = {"ModelError": ModelError, "OutOfMemory": OutOfMemory}
 
 
 @dataclass(frozen=True)
@@ -223,15 +221,14 @@ class Leader:
         try:
             reports = peer.reader.take()
         except LinkLost:
-            how = _ending(peer.process)
+            how = ending(peer.process)
             self._lose(EngineFault(f"rank {peer.rank} ended ({how}) while the engine was running"))
             return
         for report in reports:
             peer.heard_s = time.monotonic()
             if "fault" in report:
-                kind = _FAULTS.get(report["fault"])
                 text = report["text"]
-                self._lose(kind(text) if kind else _flag_error(report) or EngineFault(f"rank {peer.rank}: {text}"))
+                self._lose(error_of(report["fault"], text) or EngineFault(f"rank {peer.rank}: {text}"))
             elif "at" in report:
                 self._values.put((peer.rank, report["at"], report["value"]))
             elif "moved" in report:
@@ -315,14 +312,7 @@ def config_of_rank(config: Config, rank: int) -> Config:
     return replace(config, device=replace(config.device, device=device), operations=operations, log=log)
 
 
-def _flag_error(report: dict[str, Any]) -> Exception | None:
-    if report["fault"] != "FlagError":
-        return None
-    flag, _, why = report["text"].partition(": ")
-    return FlagError(flag, why)
-
-
-def _ending(process: subprocess.Popen[bytes] | None) -> str:
+def ending(process: subprocess.Popen[bytes] | None) -> str:
     """How a rank ended, in words."""
     if process is None:
         return "its connection closed"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The loop's frontend inside one process: `Engine` and `AsyncLLM` put commands in, every caller gets its own rows.
 
-`submit`, `abort`, `wake` may be called by any thread; `drain` and `publish` belong to the loop's thread. A caller is
+`submit`, `abort`, `deliver` may be called by any thread; `drain` and `publish` belong to the loop's thread. A caller is
 a `Mailbox`: a function that takes this step's rows of its requests, called once a step in the loop's thread; it must
 not block. When the loop dies, `fail` tells every caller.
 """
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tokenspeed.config.sampling import RequestError
 from tokenspeed.engine.errors import EngineDeadError
@@ -40,15 +40,55 @@ class Delta(NamedTuple):
 Mailbox = Callable[[list[Delta] | EngineDeadError], None]
 
 
+class RequestFrontend(Protocol):
+    """Where requests go, to one replica of the engine or to several; `LocalFrontend` says what each of these does."""
+
+    @property
+    def replicas(self) -> list[LocalFrontend]: ...
+    def place(self, data_rank: int | None) -> int: ...
+    def submit(self, requests: Sequence[Add], mailbox: Mailbox) -> None: ...
+    def abort(self, rids: Sequence[str]) -> None: ...
+    def abandon(self, rids: Sequence[str]) -> None: ...
+    def abort_where(self, chosen: Callable[[str], bool]) -> int: ...
+
+
 class LocalFrontend:
+    """One replica's."""
+
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[Sequence[Command]] = queue.SimpleQueue()
         self._mailboxes: dict[str, Mailbox] = {}
         self._dead: EngineDeadError | None = None
         self.last_publish_s = time.monotonic()
         """When the loop last told of a step; it does so now and then also where no request has anything to say."""
+        self.num_submitted = 0
+        """Requests so far."""
         self._lock = threading.Lock()
         self._process = os.getpid()
+
+    @property
+    def replicas(self) -> list[LocalFrontend]:
+        """The frontends of the replicas that serve."""
+        return [self] if self.is_open else []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its loop runs, as far as is known."""
+        return self._dead is None
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._mailboxes)
+
+    def knows(self, rid: str) -> bool:
+        """Whether a request of that id has not ended."""
+        return rid in self._mailboxes
+
+    def place(self, data_rank: int | None) -> int:
+        """The replica that a request should go to now: the one that is asked for, else the one with the least to do.
+        Raises EngineDeadError when there is none."""
+        return 0 if data_rank is None else data_rank
 
     def submit(self, requests: Sequence[Add], mailbox: Mailbox) -> None:
         """Queue requests, which the loop sees all at once; their rows go to `mailbox` until each has ended once.
@@ -66,12 +106,20 @@ class LocalFrontend:
                     raise RequestError("rid", "duplicate_request_id", f"request id {request.rid!r} is in use")
             for request in requests:
                 self._mailboxes[request.rid] = mailbox
-        self._commands.put(list(requests))
+            self.num_submitted += len(requests)
+        self.deliver(list(requests))
 
     def abort(self, rids: Sequence[str]) -> None:
         """Ask for the end of requests; their terminal rows still arrive, if they had not ended."""
         if rids:
-            self._commands.put([Abort(list(rids))])
+            self.deliver([Abort(list(rids))])
+
+    def abort_where(self, chosen: Callable[[str], bool]) -> int:
+        """Abort the requests whose ids are chosen; how many there were."""
+        with self._lock:
+            rids = [rid for rid in self._mailboxes if chosen(rid)]
+        self.abort(rids)
+        return len(rids)
 
     def abandon(self, rids: Sequence[str]) -> None:
         """Abort requests whose caller has gone: nothing more is delivered for them."""
@@ -80,12 +128,9 @@ class LocalFrontend:
                 self._mailboxes.pop(rid, None)
         self.abort(rids)
 
-    def put(self, command: Command) -> None:
-        self._commands.put([command])
-
-    def wake(self) -> None:
-        """End the loop's idle wait."""
-        self._commands.put([])
+    def deliver(self, commands: Sequence[Command]) -> None:
+        """Hand commands to the loop. None at all end its idle wait."""
+        self._commands.put(commands)
 
     def fail(self, cause: BaseException | None) -> None:
         """The loop has ended: every waiting caller and every later one learns it."""

@@ -6,7 +6,7 @@ A frontend is the lane to a gateway or the in-process queue of `Engine` and `Asy
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +27,8 @@ class Add:
     cache_salt: int
     traceparent: str | None = None
     """The caller's span."""
+    data_rank: int | None = None
+    """The replica that must serve it; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,12 @@ class LoadNumbers:
     num_waiting: int
     active_blocks: int
     total_blocks: int
+
+    @staticmethod
+    def sum_of(loads: Iterable[LoadNumbers]) -> LoadNumbers:
+        """Of several replicas together."""
+        rows = [(load.num_running, load.num_waiting, load.active_blocks, load.total_blocks) for load in loads]
+        return LoadNumbers(*(sum(column) for column in zip(*rows)))
 
 
 @dataclass(frozen=True, slots=True)

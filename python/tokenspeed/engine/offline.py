@@ -12,7 +12,6 @@ import queue
 import secrets
 import sys
 import time
-import traceback
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,15 +30,17 @@ from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_source import resolve_model
 from tokenspeed.config.resolve import resolve
 from tokenspeed.config.sampling import RequestError, SamplingParams, derive_seed
-from tokenspeed.engine.admission import check_params, check_processor, check_room, check_token_ids
+from tokenspeed.engine.admission import check_data_rank, check_params, check_processor, check_room, check_token_ids
 from tokenspeed.engine.choice import Choice, ChoiceBuilder, TokenLogprob
-from tokenspeed.engine.core import EngineCore, LoopThread, release_memory, set_frontend, start
+from tokenspeed.engine.core import EngineCore
 from tokenspeed.engine.errors import EngineDeadError
-from tokenspeed.engine.kv_feed import KvFeed
-from tokenspeed.engine.local_frontend import Delta, LocalFrontend
+from tokenspeed.engine.kv_feed import KvLog
+from tokenspeed.engine.local_frontend import Delta, RequestFrontend
 from tokenspeed.engine.messages import Add, LoadNumbers
-from tokenspeed.engine.operations import Operations
+from tokenspeed.engine.one_replica import OneReplica
 from tokenspeed.engine.ports import EnginePorts
+from tokenspeed.engine.replica_operations import AnyOperations
+from tokenspeed.engine.replicas import Replicas
 from tokenspeed.engine.trainer_calls import TrainerCalls
 from tokenspeed.gateway.text.bad_words import bad_sequences
 from tokenspeed.gateway.text.tokenizer import Tokenizer, load_tokenizer
@@ -123,6 +124,7 @@ class Job:
 
 class Engine(TrainerCalls):
     """An engine in this process. Options are the command's flags with underscores: `Engine("m.gguf", num_threads=2)`.
+    With `data_parallel_size` its replicas are processes of their own, which end with this one.
 
     Raises ModelError (config.model_error), FlagError, OutOfMemory: one line each that says what to change.
     """
@@ -140,21 +142,15 @@ class Engine(TrainerCalls):
         self.tokenizer: Tokenizer | None = None
         if not self.config.offline.skip_tokenizer_init:
             self.tokenizer = load_tokenizer(self.tokenizer_path)
-        self._frontend = LocalFrontend()
-        try:
-            core = start(self.config, source, self.model_config, machine, progress=lambda _: None)
-        except BaseException as error:
-            # Whoever keeps the error, as a notebook does, shall not keep the weights.
-            traceback.clear_frames(error.__traceback__)
-            release_memory(self.config.device)
-            raise
-        set_frontend(core, self._frontend)
         self._numbers = itertools.count()
-        self._late_compiles = core.late_compiles
-        self._core: EngineCore | None = core
-        self._thread = LoopThread(core, self._frontend)
-        # Without this an engine that is dropped, not shut down, would keep its threads and its weights.
-        weakref.finalize(self, self._thread.ask_to_stop).atexit = False
+        self._serving: OneReplica | Replicas
+        if self.config.parallel.data_rank is None:
+            self._serving = Replicas(values, self.config)
+        else:
+            self._serving = OneReplica(self.config, source, self.model_config, machine)
+        self._frontend: RequestFrontend = self._serving.frontend
+        # Without this an engine that is dropped, not shut down, would keep its threads, processes and weights.
+        weakref.finalize(self, self._serving.ask_to_stop).atexit = False
 
     def __enter__(self) -> Engine:
         return self
@@ -166,9 +162,7 @@ class Engine(TrainerCalls):
 
     def shutdown(self) -> None:
         """End the loop and give its memory back; whoever waits gets EngineDeadError. May be called twice."""
-        if self._thread.stop() and self._core is not None:
-            self._core = None
-            release_memory(self.config.device)
+        self._serving.stop()
 
     def generate(
         self,
@@ -178,17 +172,20 @@ class Engine(TrainerCalls):
         | Sequence[SamplingParams | Mapping[str, Any]]
         | None = None,
         progress: bool = False,
+        data_parallel_rank: int | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts (texts or token ids); outputs in the order of prompts, also for a lone prompt.
 
         sampling_params: one for all prompts or one a prompt. progress: a line on stderr while it works.
+        data_parallel_rank: the replica that serves all of them; None: each goes where there is least to do.
         Raises RequestError naming the field, before anything runs; EngineDeadError.
         """
         listed = as_prompts(prompts)
         asked = _spread(sampling_params, len(listed))
         # Many prompts mostly share one object of parameters: each is looked at once.
         settled = {id(params): self._settled(params) for params in {id(params): params for params in asked}.values()}
-        jobs = [self._job(prompt, settled[id(params)]) for prompt, params in zip(listed, asked)]
+        check_data_rank(data_parallel_rank, self.num_replicas)
+        jobs = [self._job(prompt, settled[id(params)], data_parallel_rank) for prompt, params in zip(listed, asked)]
         mailbox: queue.SimpleQueue[list[Delta] | EngineDeadError] = queue.SimpleQueue()
         self._frontend.submit([request for job in jobs for request in job.requests], mailbox.put)
         try:
@@ -198,9 +195,12 @@ class Engine(TrainerCalls):
             raise
         return [job.output() for job in jobs]
 
-    def job(self, prompt: Prompt, params: SamplingParams | Mapping[str, Any] | None) -> Job:
+    def job(
+        self, prompt: Prompt, params: SamplingParams | Mapping[str, Any] | None, data_parallel_rank: int | None = None
+    ) -> Job:
         """Check a prompt and make the requests of its choices. Raises RequestError. Sends nothing."""
-        return self._job(prompt, self._settled(params))
+        check_data_rank(data_parallel_rank, self.num_replicas)
+        return self._job(prompt, self._settled(params), data_parallel_rank)
 
     def _settled(self, params: SamplingParams | Mapping[str, Any] | None) -> tuple[SamplingParams, SamplingParams]:
         """Parameters as asked, and those of one choice; both are checked. Raises RequestError."""
@@ -225,7 +225,7 @@ class Engine(TrainerCalls):
             single = replace(single, logprobs=0)  # what the candidates are compared by
         return settled, single
 
-    def _job(self, prompt: Prompt, checked: tuple[SamplingParams, SamplingParams]) -> Job:
+    def _job(self, prompt: Prompt, checked: tuple[SamplingParams, SamplingParams], data_rank: int | None) -> Job:
         """checked: as `_settled` gives them. Raises RequestError."""
         settled, single = checked
         token_ids = self.encode(prompt)
@@ -239,7 +239,7 @@ class Engine(TrainerCalls):
             if seed != single.seed or index:
                 # The prompt is the same for all choices: one scores it.
                 choice = replace(single, seed=seed, prompt_logprobs=None if index else single.prompt_logprobs)
-            requests.append(Add(f"{number}-{index}", token_ids, choice, priority=0, cache_salt=0))
+            requests.append(Add(f"{number}-{index}", token_ids, choice, 0, 0, data_rank=data_rank))
             builders.append(ChoiceBuilder(index, choice, self.tokenizer))
         return Job(token_ids.tolist(), requests, builders, settled)
 
@@ -277,56 +277,68 @@ class Engine(TrainerCalls):
         return resolve_model(named).path if named else self.source.path
 
     @property
-    def operations(self) -> Operations:
-        """What operators and trainers do to it."""
-        return self._running().operations
+    def operations(self) -> AnyOperations:
+        """What operators and trainers do to it, on all replicas."""
+        return self._serving.operations
 
     @property
-    def kv_feed(self) -> KvFeed:
+    def kv_log(self) -> KvLog:
         """What changes in the prefix cache; silent before `record_kv_events`."""
-        return self._running().kv_feed
+        return self._serving.kv_log
 
     def record_kv_events(self) -> None:
-        """Feed `kv_feed` from now on."""
-        core = self._running()
-        core.operations.calls.call(core.kv_feed.enable)
+        """Feed `kv_log` from now on."""
+        self._serving.record_kv_events()
 
     @property
     def is_alive(self) -> bool:
-        """Whether its loop runs."""
-        return self._thread.is_alive
+        """Whether its loop runs, or that of any replica."""
+        return self._serving.is_alive
+
+    @property
+    def num_replicas(self) -> int:
+        """How many the engine was started with; one that has died counts."""
+        return 1 if self.config.parallel.data_rank is not None else self.config.parallel.data_size
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the KV pool."""
-        return self._running().num_blocks - 1
+        """Blocks of the KV pool, of each replica."""
+        return self._serving.num_blocks
 
     @property
-    def frontend(self) -> LocalFrontend:
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return self.config.memory.block_size
+
+    @property
+    def frontend(self) -> RequestFrontend:
         """The way into the loop, for `AsyncLLM`."""
         return self._frontend
 
     @property
     def late_compiles(self) -> int:
         """Kernels that were compiled or loaded after the engine was ready; a promise is that it stays 0."""
-        return self._late_compiles.count
+        return self._serving.late_compiles
 
     @property
     def ports(self) -> EnginePorts:
         """Where the engine listens for operators, if it does. Raises EngineDeadError once it has stopped."""
-        return self._running().ports
+        return self._serving.ports
 
     def load(self) -> LoadNumbers:
         """Requests and KV blocks at this moment (read beside the running loop, so approximate under load).
 
         Raises EngineDeadError once it has stopped."""
-        load = self._running().loop.scheduler.load()
-        return LoadNumbers(load.num_running, load.num_waiting, load.active_blocks, load.total_blocks)
+        return LoadNumbers.sum_of(load for load in self.loads() if load is not None)
 
-    def _running(self) -> EngineCore:
-        if self._core is None:
-            raise EngineDeadError("the engine has stopped")
-        return self._core
+    def loads(self) -> list[LoadNumbers | None]:
+        """The same by replica; None of one that is gone."""
+        return self._serving.loads()
+
+    @property
+    def _core(self) -> EngineCore | None:
+        """Of an engine with one replica."""
+        return self._serving.core if isinstance(self._serving, OneReplica) else None
 
     def _collect(
         self, jobs: list[Job], mailbox: queue.SimpleQueue[list[Delta] | EngineDeadError], progress: bool

@@ -161,6 +161,14 @@ class Operations:
     def load_numbers(self) -> LoadNumbers:
         return self.calls.call(self._loop.load)
 
+    def loads(self) -> dict[int, LoadNumbers]:
+        """By the numbers of the replicas that can be reached from here."""
+        return {self._loop.log.data_rank: self.load_numbers()}
+
+    def close(self) -> None:
+        """Every later call fails."""
+        self.calls.close()
+
     def start_profile(self, fields: Mapping[str, Any]) -> str:
         """Every rank records from now on; what is written where. Raises OperationError."""
         try:

@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from tokenspeed.config.control_paths import LARGE_PATHS, QUERY_PATHS
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.operations import OperationsConfig
 from tokenspeed.engine.control_routes import control_routes
-from tokenspeed.engine.operations import Operations
+from tokenspeed.engine.replica_operations import AnyOperations
 from tokenspeed.observability.endpoint import Answer, Endpoint, Paths, Routes
-from tokenspeed.observability.engine_metrics import CONTENT_TYPE, EngineMetrics
+from tokenspeed.observability.engine_metrics import CONTENT_TYPE
 
 logger = logging.getLogger("tokenspeed.engine")
 
 _PATHS = Paths(open=frozenset({"/metrics", "/health"}), large=LARGE_PATHS, queried=QUERY_PATHS)
 
 
+class MetricsText(Protocol):
+    def render(self) -> bytes: ...
+
+
 class EnginePorts:
     """info: facts for /get_server_info. Raises FlagError for a port that cannot be had."""
 
     def __init__(
-        self, config: OperationsConfig, metrics: EngineMetrics, operations: Operations, info: Mapping[str, Any]
+        self, config: OperationsConfig, metrics: MetricsText, operations: AnyOperations, info: Mapping[str, Any]
     ) -> None:
         self._operations = operations
         self._metrics: Endpoint | None = None
@@ -56,7 +60,7 @@ class EnginePorts:
         return None if self._control is None else self._control.port
 
     def close(self) -> None:
-        self._operations.calls.close()
+        self._operations.close()
         for endpoint in (self._metrics, self._control):
             if endpoint is not None:
                 endpoint.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,6 @@ from tokenspeed.config.sampling import RequestError
 from tokenspeed.engine.choice import ChoiceBuilder
 from tokenspeed.engine.errors import OperationError
 from tokenspeed.engine.local_frontend import Delta
-from tokenspeed.engine.messages import Control
 from tokenspeed.engine.model_view import ModelView
 from tokenspeed.engine.offline import Engine, Job
 from tokenspeed.engine.token_steps import token_steps
@@ -90,9 +89,13 @@ class LoadSnapshots:
         self._engine = engine
 
     def fresh_snapshots(self) -> list[LoadSnapshot]:
-        load = self._engine.load()
-        pages = (load.active_blocks, load.active_blocks, load.total_blocks)
-        return [LoadSnapshot(0, load.num_running, load.num_waiting, *pages)]
+        return [
+            LoadSnapshot(
+                rank, load.num_running, load.num_waiting, load.active_blocks, load.active_blocks, load.total_blocks
+            )
+            for rank, load in enumerate(self._engine.loads())
+            if load is not None
+        ]
 
 
 class ServedLLM:
@@ -154,20 +157,25 @@ class ServedLLM:
         return FlushResult(True, "the prefix cache is empty")
 
     async def get_load(self) -> list[LoadRow]:
-        load = self.engine.load()
-        requests = (load.num_running + load.num_waiting, load.num_waiting)
-        return [LoadRow(0, *requests, load.active_blocks, load.total_blocks)]
+        return [
+            LoadRow(
+                rank, load.num_running + load.num_waiting, load.num_waiting, load.active_blocks, load.total_blocks
+            )
+            for rank, load in enumerate(self.engine.loads())
+            if load is not None
+        ]
 
     async def is_scheduler_paused(self) -> bool:
         return self.engine.operations.is_paused
 
     async def start_profile(self, **options: Any) -> None:
         """Raises RuntimeError where it cannot."""
-        await self._control("start_profile", [{name: value for name, value in options.items() if value is not None}])
+        fields = {name: value for name, value in options.items() if value is not None}
+        await self._profile(lambda: self.engine.operations.start_profile(fields))
 
     async def stop_profile(self) -> None:
         """Raises RuntimeError where it cannot."""
-        await self._control("stop_profile", [])
+        await self._profile(self.engine.operations.stop_profile)
 
     def rl_advertisement(self) -> dict[str, str]:
         """Where the control endpoints are, as labels of the worker."""
@@ -175,23 +183,17 @@ class ServedLLM:
         host = self.engine.config.operations.control_host
         return {} if port is None else {"rl.control_url": f"http://{host}:{port}"}
 
-    async def _control(self, method: str, args: list[Any]) -> None:
-        event_loop = asyncio.get_running_loop()
-        answer: asyncio.Future[tuple[bool, str]] = event_loop.create_future()
-
-        def reply(success: bool, text: str) -> None:
-            event_loop.call_soon_threadsafe(answer.set_result, (success, text))
-
-        self.engine.frontend.put(Control(method, args, reply))
-        success, text = await answer
-        if not success:
-            raise RuntimeError(text)
+    async def _profile(self, call: Callable[[], str]) -> None:
+        try:
+            await asyncio.to_thread(call)
+        except OperationError as error:
+            raise RuntimeError(str(error)) from None
 
     def _job(self, request: GenerateReqInput) -> Job:
         _refuse_absent(request)
         if request.input_ids is None and request.text is None:
             raise RequestError("prompt", "missing_required_parameter", "a request has input_ids or text")
-        job = self.engine.job(_prompt(request), _params(request))
+        job = self.engine.job(_prompt(request), _params(request), request.data_parallel_rank)
         names = request.rid
         if names is None:
             self._numbers += 1
@@ -269,7 +271,6 @@ def _refuse_absent(request: GenerateReqInput) -> None:
         "mm_inputs": (request.precomputed_multimodal_inputs is not None, "an encoder tower"),
         "bootstrap_room": (request.bootstrap_room is not None, "prefill/decode disaggregation"),
         "token_ids_logprob": (bool(request.token_ids_logprob), "logprobs of chosen tokens"),
-        "data_parallel_rank": (bool(request.data_parallel_rank), f"a rank {request.data_parallel_rank}"),
     }
     for name, (present, what) in absent.items():
         if present:

@@ -182,7 +182,8 @@ def test_what_cannot_sleep_is_refused_and_serves_on(start_engine: StartEngine, t
     for path, body, why in wrong:
         status, answer = ask(engine, path, body)
         assert status == 400 and why in answer["message"], answer
-    with engine.operations.updates.exclusive():
+    assert engine._core is not None
+    with engine._core.operations.updates.exclusive():
         status, answer = ask(engine, RELEASE, {})
         assert status == 409 and "under way" in answer["message"]
     assert len(answer_of(engine)) == 8 and not engine.is_sleeping
@@ -205,7 +206,8 @@ def test_callers_of_vllms_names_put_fields_into_the_query(start_engine: StartEng
 
 
 def own_memory(engine: Engine) -> HostOccupation:
-    memory: RankMemory = engine.operations._memory
+    assert engine._core is not None
+    memory: RankMemory = engine._core.operations._memory
     assert isinstance(memory._own, HostOccupation)
     return memory._own
 

@@ -43,6 +43,11 @@ class StepLog:
         """Where a span of every request goes."""
 
     @property
+    def data_rank(self) -> int:
+        """The number of this replica."""
+        return self._config.data_rank
+
+    @property
     def _speaks(self) -> bool:
         return not self.muted and logger.isEnabledFor(logging.INFO)
 

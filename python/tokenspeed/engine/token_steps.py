@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from tokenspeed.engine.errors import EngineDeadError
-from tokenspeed.engine.local_frontend import Delta, LocalFrontend
+from tokenspeed.engine.local_frontend import Delta, RequestFrontend
 from tokenspeed.engine.messages import Add
 
 
-async def token_steps(frontend: LocalFrontend, requests: Sequence[Add]) -> AsyncGenerator[list[Delta], None]:
+async def token_steps(frontend: RequestFrontend, requests: Sequence[Add]) -> AsyncGenerator[list[Delta], None]:
     """Submit requests and yield their deltas, a list a step, until each has ended once.
 
     Leaving it aborts what has not ended. Raises EngineDeadError, and RequestError for an id that is in use.

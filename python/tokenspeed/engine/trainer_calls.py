@@ -14,7 +14,7 @@ import torch
 
 from tokenspeed.engine.group_fields import DEFAULT_GROUP, facts_of, group_of
 from tokenspeed.engine.occupation import TAGS
-from tokenspeed.engine.operations import Operations
+from tokenspeed.engine.replica_operations import AnyOperations
 from tokenspeed.engine.weight_updates import Asked
 
 _LIMIT_S = 600.0
@@ -23,7 +23,7 @@ _LIMIT_S = 600.0
 class TrainerCalls(ABC):
     @property
     @abstractmethod
-    def operations(self) -> Operations: ...
+    def operations(self) -> AnyOperations: ...
 
     def release_memory_occupation(self, tags: Collection[str] | None = None, mode: str = "wait") -> None:
         """Give back the memory of `tags` ("weights", "kv_cache"; None: both) once nothing runs; requests that come wait

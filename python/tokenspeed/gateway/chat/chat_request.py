@@ -127,7 +127,7 @@ async def conversation_job(
         endpoint=endpoint,
         prompts=[prompt],
         sampling=sampling,
-        handling=handling(request.priority, request.cache_salt),
+        handling=handling(request.priority, request.cache_salt, request.data_parallel_rank),
         max_tokens=params.max_new_tokens,
         default_max_tokens=None,
         candidates=params.n,

@@ -79,7 +79,7 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
         endpoint="completions",
         prompts=prompts,
         sampling=sampling,
-        handling=handling(request.priority, request.cache_salt),
+        handling=handling(request.priority, request.cache_salt, request.data_parallel_rank),
         max_tokens=params.max_new_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         candidates=candidates,

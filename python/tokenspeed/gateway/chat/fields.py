@@ -39,6 +39,8 @@ class Handling(msgspec.Struct, frozen=True):
     """Lower runs first; 0 is everybody's."""
     cache_salt: str | None
     """Cached prefixes are shared only among requests with the same salt."""
+    data_rank: int | None
+    """The worker's data-parallel rank that must serve it."""
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -46,17 +48,18 @@ class Handling(msgspec.Struct, frozen=True):
         if not (self.priority or self.cache_salt):
             return {}
         given = {"priority": self.priority, "cache_salt": self.cache_salt}
-        return {name: value for name, value in given.items() if value}
+        columns = {name: value for name, value in given.items() if value}
+        return columns if self.data_rank is None else {**columns, "data_parallel_rank": self.data_rank}
 
 
-def handling(priority: int | None, cache_salt: str | None) -> Handling:
+def handling(priority: int | None, cache_salt: str | None, data_rank: int | None) -> Handling:
     """From the fields of these names, of whatever API. Raises `ApiError` 400."""
     if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise invalid("priority", "invalid_value", f"priority must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]")
     if cache_salt and len(cache_salt) > MAX_SALT:
         message = f"cache_salt has {len(cache_salt)} characters, at most {MAX_SALT}"
         raise invalid("cache_salt", "string_above_max_length", message)
-    return Handling(priority or 0, cache_salt or None)
+    return Handling(priority or 0, cache_salt or None, data_rank)
 
 
 class SamplingFields(ConstraintFields, frozen=True, kw_only=True):
@@ -92,6 +95,7 @@ class SamplingFields(ConstraintFields, frozen=True, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     user: str | None = None
+    data_parallel_rank: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -150,7 +154,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "bootstrap_host": ((), "this server is not disaggregated"),
     "bootstrap_port": ((), "this server is not disaggregated"),
     "bootstrap_room": ((), "this server is not disaggregated"),
-    "data_parallel_rank": ((), "the gateway chooses the rank"),
     "repetition_detection": ((), "this option is not available"),
     "return_cached_tokens_details": ((False,), "only the number of cached tokens is returned"),
     "return_routed_experts": ((False,), "this option is not available"),

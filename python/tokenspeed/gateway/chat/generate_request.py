@@ -26,6 +26,8 @@ from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.http.errors import ApiError, in_callers_words, invalid
 
 DEFAULT_MAX_TOKENS = 128
+_OUTSIDE = {"model", "stream", "stream_options", "priority", "cache_salt", "data_parallel_rank"}
+"""Fields of other APIs' requests that say nothing of sampling: here they stand beside `sampling_params`."""
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 
 
@@ -44,6 +46,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprob_start_len: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    data_parallel_rank: int | None = None
 
 
 async def generate_job(body: bytes, model: ServedModel, request_id: str) -> Job:
@@ -83,7 +86,7 @@ async def _job(request: GenerateRequest, model: ServedModel, request_id: str) ->
         endpoint="generate",
         prompts=prompts,
         sampling=sampling,
-        handling=handling(request.priority, request.cache_salt),
+        handling=handling(request.priority, request.cache_salt, request.data_parallel_rank),
         max_tokens=params.max_new_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         candidates=params.n,
@@ -104,7 +107,7 @@ async def _job(request: GenerateRequest, model: ServedModel, request_id: str) ->
 
 def _sampling_fields(request: GenerateRequest) -> SamplingFields:
     given = dict(request.sampling_params or {})
-    known = {*SamplingFields.__struct_fields__, *_RENAMED, "spaces_between_special_tokens"}
+    known = {*SamplingFields.__struct_fields__, *_RENAMED, "spaces_between_special_tokens"} - _OUTSIDE
     for name, value in given.items():
         if name not in known and value is not None:
             where = f"sampling_params.{name}"

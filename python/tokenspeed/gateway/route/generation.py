@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Sequence
 from types import TracebackType
 
-from tokenspeed.gateway.http.errors import ApiError, no_available_workers, worker_lost
+from tokenspeed.gateway.http.errors import ApiError, invalid, no_available_workers, worker_lost
 from tokenspeed.gateway.route.worker import Worker
-from tokenspeed.rpc.lane.base import LaneNotReady
+from tokenspeed.rpc.lane.base import LaneNotReady, NoSuchRank
 from tokenspeed.rpc.lane.wire import BatchTokenIDOutSlim, PlainGenerateReqInput, TokenizedGenerateReqInput
 
 Row = tuple[int, BatchTokenIDOutSlim, int]
@@ -64,6 +64,9 @@ class Generation:
         except LaneNotReady as error:
             self._abort_open()
             raise no_available_workers(str(error)) from None
+        except NoSuchRank as error:
+            self._abort_open()
+            raise invalid("data_parallel_rank", "invalid_value", str(error)) from None
         return self
 
     def __exit__(

@@ -28,6 +28,10 @@ class LaneNotReady(ConnectionError):
     """No engine is registered; the request was not sent."""
 
 
+class NoSuchRank(ValueError):
+    """A request names a data-parallel rank that its worker does not have. It was not sent."""
+
+
 class RequestSink(Protocol):
     """Who reads the results of one request. Called on the loop's thread; must not block or raise."""
 
@@ -69,6 +73,8 @@ class Lane:
         """Health checks by result, success or failure, since somebody looked."""
         self.num_polls = 0
         """Times that the engine was asked for its load, since then."""
+        self._gone: set[bytes] = set()
+        """Ranks that an engine has lost and serves on without."""
         self._options = options
         self._on_state = on_state
 
@@ -84,14 +90,24 @@ class Lane:
         if self.state is not LaneState.READY:
             raise LaneNotReady(f"worker {self.url} has no engine")
 
-    def _next_rank(self, rid: str, is_known: bool) -> Rank:
-        """The rank for a request. Raises `LaneNotReady`, and `ValueError` for an id that is in flight (`is_known`)."""
+    def _next_rank(self, rid: str, is_known: bool, named: int | None = None) -> Rank:
+        """The rank for a request: the one that it names, by its place among them, or the one with the least to do.
+        Raises `LaneNotReady`, `NoSuchRank`, and `ValueError` for an id that is in flight (`is_known`)."""
         self._check_ready()
         if is_known:
             raise ValueError(f"request id {rid!r} is in flight already")
+        if named is not None:
+            if not 0 <= named < len(self.ranks):
+                raise NoSuchRank(f"data_parallel_rank must be in [0, {len(self.ranks) - 1}], got {named}")
+            return sorted(self.ranks.values(), key=lambda rank: rank.index)[named]
+        ranks = [rank for rank in self.ranks.values() if rank.identity not in self._gone] or list(self.ranks.values())
         if self._options.by_tokens:
-            return min(self.ranks.values(), key=lambda rank: (rank.num_tokens, rank.num_in_flight, rank.num_sent))
-        return min(self.ranks.values(), key=lambda rank: (rank.num_in_flight, rank.num_sent))
+            return min(ranks, key=lambda rank: (rank.num_tokens, rank.num_in_flight, rank.num_sent))
+        return min(ranks, key=lambda rank: (rank.num_in_flight, rank.num_sent))
+
+    @staticmethod
+    def _named_rank(request: wire.PlainGenerateReqInput | wire.TokenizedGenerateReqInput) -> int | None:
+        return request.data_parallel_rank if isinstance(request, wire.TokenizedGenerateReqInput) else None
 
     def _begin(self, rank: Rank, request: wire.PlainGenerateReqInput | wire.TokenizedGenerateReqInput) -> None:
         """The request goes to this rank."""

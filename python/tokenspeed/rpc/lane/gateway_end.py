@@ -89,8 +89,8 @@ class GatewayLane(Lane):
         return len(self._sinks)
 
     def submit(self, request: wire.PlainGenerateReqInput | wire.TokenizedGenerateReqInput, sink: RequestSink) -> None:
-        """Send a request to the rank that is next. Raises `LaneNotReady`; then nothing was sent."""
-        rank = self._next_rank(request.rid, request.rid in self._sinks)
+        """Send a request to the rank that is next. Raises `LaneNotReady` or `NoSuchRank`; then nothing was sent."""
+        rank = self._next_rank(request.rid, request.rid in self._sinks, self._named_rank(request))
         if not self._send(rank, wire.encode_request(request)):
             raise LaneNotReady(f"worker {self.url} lost its engine")
         self._sinks[request.rid] = (sink, rank)

@@ -110,8 +110,8 @@ class GrpcLane(Lane):
         return len(self._calls)
 
     def submit(self, request: wire.PlainGenerateReqInput | wire.TokenizedGenerateReqInput, sink: RequestSink) -> None:
-        """Send a request to the rank that is next. Raises `LaneNotReady`; then nothing was sent."""
-        rank = self._next_rank(request.rid, request.rid in self._calls)
+        """Send a request to the rank that is next. Raises `LaneNotReady` or `NoSuchRank`; then nothing was sent."""
+        rank = self._next_rank(request.rid, request.rid in self._calls, self._named_rank(request))
         sent = to_request(request, rank.index if len(self.ranks) > 1 else None)
         self._begin(rank, request)
         self._calls[request.rid] = _Call(sink, rank, self._spawn(self._read(sent, request, sink, rank)))
@@ -264,6 +264,8 @@ class GrpcLane(Lane):
             if error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DEADLINE_EXCEEDED):
                 return
             raise
+        told = {wire.identity_of(load.dp_rank) for load in loads.loads}
+        self._gone = set(self.ranks) - told if told else set()
         for load in loads.loads:
             rank = self.ranks.get(wire.identity_of(load.dp_rank))
             if rank is not None:
@@ -307,6 +309,7 @@ class GrpcLane(Lane):
         calls, self._calls = self._calls, {}
         self.ranks.clear()
         self.is_sick = False
+        self._gone.clear()
         if self._following is not None:
             self._following.cancel()
             self._following = None

@@ -130,6 +130,7 @@ def to_ready(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -
     args = dict(server.server_args)
     block_size = int(args.get("page_size") or args.get("block_size") or 1)
     tokens = server.max_total_num_tokens or int(args.get("max_total_tokens") or 0)
+    num_ranks = max(1, int(args.get("dp_size") or 1))
     return wire.ReadyResponse(
         max_model_len=model.max_context_length or int(args.get("max_model_len") or args.get("context_length") or 2**31),
         num_gpu_blocks=tokens // block_size,
@@ -137,8 +138,8 @@ def to_ready(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -
         dtype=model.model_dtype if model.model_dtype in ("float16", "float32") else "bfloat16",
         vllm_version=f"tokenspeed-{server.tokenspeed_version}",
         world_size=1,
-        data_parallel_size=max(1, int(args.get("dp_size") or 1)),
-        max_num_seqs=int(args["max_num_seqs"]) if args.get("max_num_seqs") else None,
+        data_parallel_size=num_ranks,
+        max_num_seqs=int(args["max_num_seqs"]) // num_ranks if args.get("max_num_seqs") else None,
         instance_id=str(args.get("served_model_name") or model.served_model_name or model.model_path) or None,
         # Fields of ours are protobuf's to skip where an engine does not know them.
         positional_layouts=wire.default_layouts(),

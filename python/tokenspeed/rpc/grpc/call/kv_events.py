@@ -60,6 +60,8 @@ async def follow(stub: TokenSpeedSchedulerStub, cache: Cache) -> None:
                     cache.counts["resyncs:gap_cleared"] += 1
                     _clear(of_rank, ranks)
                 ranks.add(batch.dp_rank)
+                if batch.HasField("snapshot") and not batch.snapshot.index:
+                    of_rank(batch.dp_rank).clear()
                 for event in batch.events:
                     _take(of_rank(batch.dp_rank), event)
                 wanted = batch.sequence_number + 1

@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import struct_pb2, timestamp_pb2
 
+from tokenspeed.engine.messages import LoadNumbers
 from tokenspeed.engine.offline import Engine
 from tokenspeed.rpc.grpc.serve.meter import LoadMeter
 from tokenspeed.version import __version__
@@ -23,10 +24,12 @@ _SECRETS = ("rl_control_api_key", "api_key", "zmq_curve_secret_key_file")
 
 
 class EngineInfo:
-    def __init__(self, engine: Engine, meter: LoadMeter, reasoning_parser: str | None) -> None:
+    """meters: one a replica."""
+
+    def __init__(self, engine: Engine, meters: Sequence[LoadMeter], reasoning_parser: str | None) -> None:
         self._reasoning_parser = reasoning_parser
         self._engine = engine
-        self._meter = meter
+        self._meters = meters
         self._started_s = time.time()
 
     @property
@@ -35,6 +38,7 @@ class EngineInfo:
 
     @property
     def capacity_tokens(self) -> int:
+        """Of each replica."""
         return self._engine.num_blocks * self._engine.config.memory.block_size
 
     def model(self) -> pb.GetModelInfoResponse:
@@ -68,7 +72,9 @@ class EngineInfo:
             "model": str(engine.source.path),
             "served_model_name": self.served_name,
             "weight_version": engine.operations.weight_version,
-            "max_num_seqs": limits.max_num_seqs,
+            # Whoever knows of ranks divides by their number.
+            "max_num_seqs": limits.max_num_seqs * engine.num_replicas,
+            "dp_size": engine.num_replicas,
             "max_model_len": limits.max_model_len,
             "max_total_tokens": self.capacity_tokens,
             "chunked_prefill_size": limits.max_batched_tokens,
@@ -102,28 +108,34 @@ class EngineInfo:
         )
 
     def loads(self, rank: int | None) -> pb.GetLoadsResponse:
-        """Of the one rank that there is; empty for another."""
-        loads = [self._scheduler_load()] if rank in (None, 0) else []
+        """By data-parallel rank, or of one; of one that is gone, or never was, there is nothing to tell."""
+        loads = [self._scheduler_load(found) for found in self.serving_ranks() if rank in (None, found)]
+        count = max(1, len(loads))
         return pb.GetLoadsResponse(
             timestamp=datetime.now(UTC).isoformat(),
             version=__version__,
-            dp_rank_count=1,
+            dp_rank_count=self._engine.num_replicas,
             loads=loads,
             aggregate=pb.AggregateMetrics(
                 total_running_reqs=sum(load.num_running_reqs for load in loads),
                 total_waiting_reqs=sum(load.num_waiting_reqs for load in loads),
                 total_reqs=sum(load.num_total_reqs for load in loads),
-                avg_token_usage=sum(load.token_usage for load in loads),
-                avg_throughput=sum(load.gen_throughput for load in loads),
-                avg_utilization=sum(load.utilization for load in loads),
+                avg_token_usage=sum(load.token_usage for load in loads) / count,
+                avg_throughput=sum(load.gen_throughput for load in loads) / count,
+                avg_utilization=sum(load.utilization for load in loads) / count,
             ),
         )
 
-    def _scheduler_load(self) -> pb.SchedulerLoad:
-        load, limits = self._engine.load(), self._engine.config.scheduler
+    def serving_ranks(self) -> list[int]:
+        """The data-parallel ranks that are left."""
+        return [rank for rank, load in enumerate(self._engine.loads()) if load is not None]
+
+    def _scheduler_load(self, rank: int) -> pb.SchedulerLoad:
+        load, limits, meter = self._engine.loads()[rank], self._engine.config.scheduler, self._meters[rank]
+        load = load or LoadNumbers(0, 0, 0, 1)  # it died just now
         usage = load.active_blocks / load.total_blocks
         return pb.SchedulerLoad(
-            dp_rank=0,
+            dp_rank=rank,
             num_running_reqs=load.num_running,
             num_waiting_reqs=load.num_waiting,
             num_total_reqs=load.num_running + load.num_waiting,
@@ -132,14 +144,14 @@ class EngineInfo:
             max_running_requests=limits.max_num_seqs,
             token_usage=usage,
             active_token_usage=usage,
-            gen_throughput=self._meter.tokens_per_s(),
-            cache_hit_rate=self._meter.cache_hit_rate,
+            gen_throughput=meter.tokens_per_s(),
+            cache_hit_rate=meter.cache_hit_rate,
             utilization=load.num_running / limits.max_num_seqs,
         )
 
-    def load_record(self, sample: int, load_only: bool) -> common_pb2.EngineLoad:
-        """The same for the stream of KV events."""
-        load = self._scheduler_load()
+    def load_record(self, rank: int, sample: int) -> common_pb2.EngineLoad:
+        """The same for the stream of KV events, in a batch that has nothing else."""
+        load = self._scheduler_load(rank)
         return common_pb2.EngineLoad(
             running_requests=load.num_running_reqs,
             waiting_requests=load.num_waiting_reqs,
@@ -148,7 +160,7 @@ class EngineInfo:
             gen_throughput=load.gen_throughput,
             max_running_requests=load.max_running_requests,
             sample=sample,
-            load_only=load_only,
+            load_only=True,
             cache_hit_rate=load.cache_hit_rate,
             num_used_tokens=load.num_used_tokens,
             max_total_num_tokens=load.max_total_num_tokens,

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 
 from tokenspeed.config.resolve import AdmissionConfig
 from tokenspeed.config.sampling import RequestError, SamplingParams, derive_seed
-from tokenspeed.engine.admission import check_processor, check_request
+from tokenspeed.engine.admission import check_data_rank, check_processor, check_request
 from tokenspeed.engine.lane_frontend import salt_number
 from tokenspeed.engine.messages import Add
 from tokenspeed_protos import tokenspeed_scheduler_pb2 as pb
@@ -49,6 +49,10 @@ class GenerateJob:
     keeps_stop: bool
     """Whether a stop token that ends a choice stays in its tokens."""
 
+    def placed(self, data_rank: int) -> GenerateJob:
+        """The same, bound for a replica."""
+        return replace(self, adds=[replace(add, data_rank=data_rank) for add in self.adds])
+
 
 def choice_id(request_id: str, index: int, count: int) -> str:
     """The engine's name of a choice."""
@@ -62,11 +66,17 @@ def belongs_to(rid: str, request_id: str) -> bool:
 
 
 def to_job(
-    request: pb.GenerateRequest, defaults: Mapping[str, float], admission: AdmissionConfig, traceparent: str | None
+    request: pb.GenerateRequest,
+    defaults: Mapping[str, float],
+    admission: AdmissionConfig,
+    num_replicas: int,
+    traceparent: str | None,
 ) -> GenerateJob:
     """defaults: what the model recommends where a request says nothing. traceparent: the caller's span. Raises
     RequestError."""
     _refuse_absent(request)
+    data_rank = request.data_parallel_rank if request.HasField("data_parallel_rank") else None
+    check_data_rank(data_rank, num_replicas)
     if not request.request_id:
         raise RequestError("request_id", "missing_required_parameter", "request_id is empty")
     params = _params(request, defaults, admission)
@@ -85,7 +95,8 @@ def to_job(
             prompt_logprobs=None if index else params.prompt_logprobs,
         )
         rid = choice_id(request.request_id, index, params.n)
-        adds.append(Add(rid, token_ids, choice, request.priority, salt_number(request.cache_salt), traceparent))
+        salt = salt_number(request.cache_salt)
+        adds.append(Add(rid, token_ids, choice, request.priority, salt, traceparent, data_rank))
     return GenerateJob(request.request_id, adds, request.stream, request.sampling_params.no_stop_trim)
 
 
@@ -95,7 +106,6 @@ def _refuse_absent(request: pb.GenerateRequest) -> None:
         "encode_bootstrap_info": (request.HasField("encode_bootstrap_info"), "encoders in other processes"),
         "kv_bootstrap_info": (request.HasField("kv_bootstrap_info"), "prefill/decode disaggregation"),
         "token_ids_logprob": (bool(request.token_ids_logprob), "logprobs of chosen tokens"),
-        "data_parallel_rank": (request.data_parallel_rank > 0, f"a rank {request.data_parallel_rank}"),
     }
     for field, (present, what) in absent.items():
         if present:

@@ -82,7 +82,7 @@ class GrpcServer:
             await self._health.set(name, status)
 
     async def _warm_up(self) -> None:
-        """A token through the port: transport, services and engine."""
+        """A token of every replica through the port: transport, services and engine."""
         host = "127.0.0.1" if self._host in ("0.0.0.0", "") else "[::1]" if self._host == "::" else self._host
         async with grpc.aio.insecure_channel(
             _address(host, self.port), options=message_options(self._limit_bytes)
@@ -91,8 +91,10 @@ class GrpcServer:
             request = tokenspeed_scheduler_pb2.GenerateRequest(request_id="WARMUP")
             request.tokenized.input_ids.append(0)
             request.sampling_params.temperature, request.sampling_params.max_new_tokens = 0.0, 1
-            async for _ in stub.Generate(request, timeout=WARMUP_LIMIT_S, wait_for_ready=True):
-                pass
+            for rank in range(self._engine.num_replicas):
+                request.data_parallel_rank = rank
+                async for _ in stub.Generate(request, timeout=WARMUP_LIMIT_S, wait_for_ready=True):
+                    pass
 
 
 async def serve(engine: Engine, host: str, port: int, drain_s: float, reasoning_parser: str | None) -> int:

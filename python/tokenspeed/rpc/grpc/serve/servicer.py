@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -20,8 +20,7 @@ import grpc
 
 from tokenspeed.config.sampling import RequestError
 from tokenspeed.engine.errors import EngineDeadError, OperationError
-from tokenspeed.engine.local_frontend import Delta
-from tokenspeed.engine.messages import Control
+from tokenspeed.engine.local_frontend import Delta, LocalFrontend
 from tokenspeed.engine.offline import Engine
 from tokenspeed.engine.token_steps import token_steps
 from tokenspeed.gateway.text.tokenizer_files import tokenizer_archive, tokenizer_files
@@ -48,8 +47,8 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
     def __init__(self, engine: Engine, reasoning_parser: str | None) -> None:
         self.draining = False
         self._engine = engine
-        self._meter = LoadMeter()
-        self._info = EngineInfo(engine, self._meter, reasoning_parser)
+        self._meters = [LoadMeter() for _ in range(engine.num_replicas)]
+        self._info = EngineInfo(engine, self._meters, reasoning_parser)
         self._live: set[str] = set()
         self._probes = 0
 
@@ -63,7 +62,9 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
             await refuse(context, 503, "draining", "", "the server is shutting down")
         try:
             traceparent = dict(context.invocation_metadata() or ()).get("traceparent")
-            job = to_job(request, self._info.sampling_defaults, self._engine.config.admission, traceparent)
+            engine = self._engine
+            admission = engine.config.admission
+            job = to_job(request, self._info.sampling_defaults, admission, engine.num_replicas, traceparent)
         except RequestError as error:
             await refuse(context, 400, error.code, error.field, error.message)
         if job.request_id in self._live:
@@ -80,6 +81,8 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
             self._live.discard(job.request_id)
 
     async def _answers(self, job: GenerateJob, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        data_rank = self._engine.frontend.place(job.adds[0].data_rank)
+        job = job.placed(data_rank)
         choices = {
             add.rid: ChoiceAnswer(index, add.params, self._engine.tokenizer, job.streams, job.keeps_stop)
             for index, add in enumerate(job.adds)
@@ -88,33 +91,31 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
         async with aclosing(token_steps(self._engine.frontend, job.adds)) as steps:
             async for deltas in steps:
                 for delta in deltas:
-                    for response in await self._feed(job, choices[delta.rid], delta, context):
+                    await _refuse_rejected(delta, context)
+                    for response in self._feed(job, choices[delta.rid], delta, self._meters[data_rank]):
                         open_choices -= response.HasField("complete")
                         yield response
                 if not open_choices:
                     return  # a stop string may be ahead of the engine's own end
 
-    async def _feed(
-        self, job: GenerateJob, choice: ChoiceAnswer, delta: Delta, context: Context
+    def _feed(
+        self, job: GenerateJob, choice: ChoiceAnswer, delta: Delta, meter: LoadMeter
     ) -> list[pb.GenerateResponse]:
-        if delta.rejection is not None:
-            found = delta.rejection
-            await refuse(context, found.status, found.code, found.field, found.message)
-        self._meter.sent(len(delta.token_ids))
+        meter.sent(len(delta.token_ids))
         messages, stopped = choice.feed(delta)
         if stopped:
             self._engine.frontend.abort([delta.rid])
         responses = []
         for message in messages:
             if isinstance(message, pb.GenerateComplete):
-                self._meter.ended(message.prompt_tokens, message.cached_tokens)
+                meter.ended(message.prompt_tokens, message.cached_tokens)
                 responses.append(pb.GenerateResponse(request_id=job.request_id, complete=message))
             else:
                 responses.append(pb.GenerateResponse(request_id=job.request_id, chunk=message))
         return responses
 
     async def HealthCheck(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
-        """A token is generated, or others are meanwhile; a paused engine only has to answer."""
+        """Every replica that is left generates a token, or others meanwhile; a paused engine only has to answer."""
         if self.draining:
             return pb.HealthCheckResponse(healthy=False, message="the server is shutting down")
         try:
@@ -122,37 +123,44 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
                 if self._engine.operations.is_paused:
                     await asyncio.to_thread(self._engine.operations.load_numbers)
                 else:
-                    await self._see_a_token()
+                    await asyncio.gather(*map(self._see_a_token, self._engine.frontend.replicas))
         except (TimeoutError, EngineDeadError) as error:
             text = str(error) or f"no token within {HEALTH_LIMIT_S:g} s"
             return pb.HealthCheckResponse(healthy=False, message=text)
-        return pb.HealthCheckResponse(healthy=True, message="the engine generates")
+        return self._health()
 
-    async def _see_a_token(self) -> None:
+    def _health(self) -> pb.HealthCheckResponse:
+        """Of those that have just answered."""
+        gone = [rank for rank, load in enumerate(self._engine.loads()) if load is None]
+        if len(gone) == self._engine.num_replicas:
+            return pb.HealthCheckResponse(healthy=False, message="the engine has stopped")
+        text = f"data-parallel ranks {gone} are gone, the others generate" if gone else "the engine generates"
+        return pb.HealthCheckResponse(healthy=True, message=text)
+
+    async def _see_a_token(self, replica: LocalFrontend) -> None:
         """A probe of a full engine waits its turn; the steps of those before it are a sign of life too."""
         started_s = time.monotonic()
-        probe = asyncio.create_task(self._generate_one())
+        probe = asyncio.create_task(self._generate_one(replica))
         try:
-            while not probe.done() and self._engine.frontend.last_publish_s < started_s:
+            while not probe.done() and replica.last_publish_s < started_s:
                 await asyncio.wait([probe], timeout=HEALTH_POLL_S)
             if probe.done():
                 probe.result()
         finally:
             probe.cancel()
 
-    async def _generate_one(self) -> None:
+    async def _generate_one(self, replica: LocalFrontend) -> None:
         self._probes += 1
         probe = pb.GenerateRequest(request_id=f"HEALTH_CHECK_{self._probes}")
         probe.tokenized.input_ids.append(0)
         probe.sampling_params.temperature, probe.sampling_params.max_new_tokens = 0.0, 1
-        job = to_job(probe, {}, self._engine.config.admission, None)
-        async with aclosing(token_steps(self._engine.frontend, job.adds)) as steps:
+        job = to_job(probe, {}, self._engine.config.admission, 1, None)
+        async with aclosing(token_steps(replica, job.adds)) as steps:
             async for _ in steps:
                 return
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        loop = self._engine.operations
-        count = await asyncio.to_thread(loop.abort_where, lambda rid: belongs_to(rid, request.request_id))
+        count = self._engine.frontend.abort_where(lambda rid: belongs_to(rid, request.request_id))
         text = f"{count} aborted" if count else f"nothing runs by the id {request.request_id!r}"
         return pb.AbortResponse(success=count > 0, message=text)
 
@@ -187,21 +195,18 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
         self, request: common_pb2.StartProfileRequest, context: Context
     ) -> common_pb2.ProfileResponse:
         fields = {field.name: _value(value) for field, value in request.ListFields()}
-        return await self._control("start_profile", [fields], context)
+        return await self._profile(lambda: self._engine.operations.start_profile(fields), context)
 
     async def StopProfile(self, request: common_pb2.StopProfileRequest, context: Context) -> common_pb2.ProfileResponse:
-        return await self._control("stop_profile", [], context)
+        return await self._profile(self._engine.operations.stop_profile, context)
 
-    async def _control(self, method: str, args: list[Any], context: Context) -> common_pb2.ProfileResponse:
-        event_loop = asyncio.get_running_loop()
-        answer: asyncio.Future[tuple[bool, str]] = event_loop.create_future()
-
-        def reply(success: bool, text: str) -> None:
-            event_loop.call_soon_threadsafe(answer.set_result, (success, text))
-
-        self._engine.frontend.put(Control(method, args, reply))
-        success, text = await answer
-        return common_pb2.ProfileResponse(success=success, message=text)
+    async def _profile(self, call: Callable[[], str], context: Context) -> common_pb2.ProfileResponse:
+        try:
+            return common_pb2.ProfileResponse(success=True, message=await asyncio.to_thread(call))
+        except OperationError as error:
+            return common_pb2.ProfileResponse(success=False, message=str(error))
+        except EngineDeadError as error:
+            await refuse(context, 503, "engine_dead", "", str(error))
 
     @cached_property
     def _tokenizer(self) -> tuple[bytes, str]:
@@ -220,13 +225,13 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: Context
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        feed = self._engine.kv_feed
-        if not feed.enabled:
+        log = self._engine.kv_log
+        if not log.enabled:
             await refuse(context, 501, "unsupported", "", "without prefix caching there are no KV events")
         await context.send_initial_metadata(())
         start, loads_first = request.start_sequence_number, request.load_records_before_first_batch
         try:
-            async with aclosing(kv_stream(feed, self._info, start, loads_first)) as batches:
+            async with aclosing(kv_stream(log, self._info, start, loads_first)) as batches:
                 async for batch in batches:
                     yield batch
         except BatchesLost as error:
@@ -236,6 +241,12 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
 class EncoderServicer(tokenspeed_encoder_pb2_grpc.TokenSpeedEncoderServicer):
     async def Encode(self, request: encoder_pb.EncodeRequest, context: Context) -> encoder_pb.EncodeResponse:
         await refuse(context, 501, "unsupported", "", "this engine has no encoder tower")
+
+
+async def _refuse_rejected(delta: Delta, context: Context) -> None:
+    if delta.rejection is not None:
+        found = delta.rejection
+        await refuse(context, found.status, found.code, found.field, found.message)
 
 
 def _value(value: Any) -> Any:
