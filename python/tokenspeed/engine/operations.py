@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tokenspeed.engine.errors import RETRY, OperationError
-from tokenspeed.engine.loop import EngineLoop
+from tokenspeed.engine.loop import EngineLoop, nothing
 from tokenspeed.engine.loop_calls import LoopCalls
 from tokenspeed.engine.messages import LoadNumbers
 from tokenspeed.engine.occupation import KV_CACHE, TAGS, WEIGHTS, RankMemory
@@ -166,8 +166,9 @@ class Operations:
         return {self._loop.log.data_rank: self.load_numbers()}
 
     def close(self) -> None:
-        """Every later call fails."""
+        """Every later call fails. What it holds goes with the last reference to it: no cycle is left."""
         self.calls.close()
+        self.updates.on_awake = nothing
 
     def start_profile(self, fields: Mapping[str, Any]) -> str:
         """Every rank records from now on; what is written where. Raises OperationError."""
