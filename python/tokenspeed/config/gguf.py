@@ -202,6 +202,8 @@ class _Reader:
             raise GGUFError(
                 f"{self.path}: tensor {name!r} has type number {kind}, which is not known; convert the file"
             )
+        if 0 in inner_first:
+            raise GGUFError(f"{self.path}: tensor {name!r} has no values; the file is damaged")
         if inner_first and inner_first[0] % found.block_values:
             raise GGUFError(
                 f"{self.path}: rows of tensor {name!r} have {inner_first[0]} values, not a multiple of "

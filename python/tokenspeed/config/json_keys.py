@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The keys of a config.json that we read: what each may hold, and what it means when it is left out.
+"""The keys of a config.json that we read: what each may hold, and what it means when it is left out; GGUF's beside.
 
 `checked` is called before anything is computed from the values, so that whatever reads them after it may trust their
 types. What is left out means what `transformers` takes it for, but for sizes that every model states. No torch.
@@ -119,6 +119,34 @@ _RULES: dict[str, Rule] = {
     "layer_types": LAYER_TYPES,
 }
 
+GGUF_RULES: dict[str, Rule] = {
+    "general.architecture": TEXT,
+    "block_count": LAYERS,
+    **dict.fromkeys(
+        (
+            "context_length",
+            "embedding_length",
+            "attention.head_count",
+            "attention.key_length",
+            "attention.value_length",
+            "rope.dimension_count",
+            "rope.scaling.original_context_length",
+            "expert_group_count",
+            "expert_group_used_count",
+        ),
+        SIZE,
+    ),
+    **dict.fromkeys(
+        ("attention.sliding_window", "leading_dense_block_count", "expert_count", "expert_shared_count"), COUNT
+    ),
+    **dict.fromkeys(("rope.freq_base", "rope.scaling.factor", "rope.scaling.attn_factor"), POSITIVE),
+    **dict.fromkeys(("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"), POSITIVE),
+    **dict.fromkeys(("attention.layer_norm_rms_epsilon", "rope.scaling.yarn_log_multiplier"), NUMBER),
+    "expert_weights_scale": NUMBER,
+    "rope.scaling.type": TEXT,
+}
+"""Of a GGUF file's metadata without the architecture's prefix."""
+
 _NO_SCALING: dict[str, Any] = {"rope_theta": 10000.0}
 _QWEN = {**_NO_SCALING, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -191,7 +219,7 @@ def read_json(file: Path) -> dict[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: not JSON: {error}") from None
     if not isinstance(values, dict):
         raise ModelError(f"{file}: must hold a JSON object")

@@ -7,6 +7,7 @@ architecture, activation, quantization or rope scaling that we lack is refused h
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 from tokenspeed.config.gguf import GGUFFile, read_gguf
 from tokenspeed.config.heads import check_split
-from tokenspeed.config.json_keys import TEXTS, check_all, checked, read_json
+from tokenspeed.config.json_keys import GGUF_RULES, IDS, TEXTS, check_all, checked, read_json
 from tokenspeed.config.latent import LatentConfig, latent_from_gguf, latent_from_json
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
@@ -222,7 +223,9 @@ def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfi
         scale *= scaling.latent_amplitude
     partial = rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
     generation = folder / "generation_config.json"
-    generated = read_json(generation) if generation.is_file() else {}
+    # A link to nothing is there too: whoever made it meant a file.
+    generated = read_json(generation) if os.path.lexists(generation) else {}
+    check_all(generated, {"eos_token_id": IDS}, str(generation))
     attention_bias = bool(values.get("attention_bias", False))
     return _checked(
         ModelConfig(
@@ -314,6 +317,7 @@ def _interleaved(window: int, num_layers: int, full_every: int) -> tuple[int, ..
 def config_from_gguf(file: GGUFFile) -> ModelConfig:
     """From metadata; what metadata leaves out (vocabulary, tied embeddings, biases) from the tensors. ModelError."""
     where, metadata = str(file.path), file.metadata
+    check_all(metadata, GGUF_RULES, where)
     prefix = metadata.get("general.architecture")
     if prefix not in _GGUF_ARCHITECTURES:
         known = ", ".join(_GGUF_ARCHITECTURES)
@@ -321,6 +325,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     if metadata.get("split.count", 1) > 1:
         raise ModelError(f"{where}: one part of {metadata['split.count']}; merge the parts into one .gguf file first")
     fields = _Fields({key.removeprefix(f"{prefix}."): value for key, value in metadata.items()}, where)
+    check_all(fields.values, GGUF_RULES, where)
     architecture = _gguf_architecture(prefix, fields)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:

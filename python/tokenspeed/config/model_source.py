@@ -98,6 +98,8 @@ def _from_file(path: Path, name: str) -> ModelSource:
 
 def _from_folder(path: Path, name: str) -> ModelSource:
     files = sorted(path.glob("*.gguf"))
+    if (path / "config.json").is_symlink() and not (path / "config.json").exists():
+        raise ModelError(f"{path / 'config.json'}: a link that leads nowhere; download the file again")
     if (path / "config.json").is_file():
         # Some publish a GGUF file beside the configuration that it was made from, without other weights.
         other_weights = any(file.suffix in _WEIGHTS for file in path.iterdir())

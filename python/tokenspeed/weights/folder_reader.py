@@ -8,9 +8,10 @@ gives tensors by name. `stored` hands out a tensor of any dtype; `read` only wha
 from __future__ import annotations
 
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
 
@@ -82,19 +83,48 @@ def check_dtype(tensor: torch.Tensor, where: str) -> torch.Tensor:
     return tensor
 
 
-def shard_files(folder: Path, index_name: str, patterns: Sequence[str]) -> list[Path]:
-    """The files of a checkpoint: those its index names, or without one all that match. Raises ModelError."""
-    index = folder / index_name
-    if not index.is_file():
-        files = sorted({file for pattern in patterns for file in folder.glob(pattern)})
-        if not files:
-            raise ModelError(f"{folder}: no {' or '.join(patterns)} file in the folder; download the weights")
-        return files
+def shard_files(folder: Path, whole: str, patterns: Sequence[str]) -> list[Path]:
+    """The files of a checkpoint: those its index names, the whole one, or without either all that match.
+
+    whole: the name of a checkpoint in one file; its index is called after it. Raises ModelError.
+    """
+    index = folder / f"{whole}.index.json"
+    if index.is_file():
+        return _indexed(folder, index)
+    files = _matching(folder, patterns)
+    if not files:
+        raise ModelError(f"{folder}: no {' or '.join(patterns)} file in the folder; download the weights")
+    # What lies beside a whole one is a variant, or the same in another library's layout.
+    return [folder / whole] if folder / whole in files else files
+
+
+def has_shards(folder: Path, whole: str, patterns: Sequence[str]) -> bool:
+    """Whether there is anything for `shard_files`."""
+    return (folder / f"{whole}.index.json").is_file() or bool(_matching(folder, patterns))
+
+
+# What trainers leave beside their checkpoints, adapters, and weights under other names.
+_NO_CHECKPOINT = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|adapter_model|consolidated)\b")
+
+
+def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    files = {file for pattern in patterns for file in folder.glob(pattern)}
+    return sorted(file for file in files if not _NO_CHECKPOINT.match(file.name))
+
+
+def _indexed(folder: Path, index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        values = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ModelError(f"{index}: not an index of shards (no 'weight_map'); download it again") from None
-    for name in names:
+    for name in values:
+        if not isinstance(name, str) or not _is_inside(name):
+            raise ModelError(f"{index}: names {str(name)[:80]!r}, which is no file in this folder; download it again")
         if not (folder / name).is_file():
-            raise ModelError(f"{folder / name}: the shard is missing (named in {index_name}); download it")
-    return [folder / name for name in names]
+            raise ModelError(f"{folder / name}: the shard is missing (named in {index.name}); download it")
+    return [folder / name for name in sorted(set(values))]
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and len(name) < 256

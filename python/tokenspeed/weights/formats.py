@@ -17,7 +17,7 @@ from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.quantization import Quantization
 from tokenspeed.weights import pt_reader, safetensors_reader
 from tokenspeed.weights.dummy_reader import DummyReader
-from tokenspeed.weights.folder_reader import FolderReader
+from tokenspeed.weights.folder_reader import FolderReader, has_shards
 from tokenspeed.weights.gguf_reader import GGUFReader, HeadCounts
 from tokenspeed.weights.npcache_reader import NpcacheReader
 from tokenspeed.weights.overlay import NamedTensors, overlay
@@ -118,10 +118,8 @@ def _open_extensible(source: ModelSource, config: ModelConfig, plan: LoadPlan) -
 def _checkpoint(source: ModelSource, load_format: str) -> FolderReader:
     """Safetensors where there are any, else files of torch.save."""
     folder = _folder(source, load_format)
-    has_safetensors = (folder / safetensors_reader.INDEX_NAME).is_file() or any(folder.glob("*.safetensors"))
-    has_pt = (folder / pt_reader.INDEX_NAME).is_file() or any(
-        file for pattern in pt_reader.PATTERNS for file in folder.glob(pattern)
-    )
+    has_safetensors = has_shards(folder, safetensors_reader.WHOLE_NAME, safetensors_reader.PATTERNS)
+    has_pt = has_shards(folder, pt_reader.WHOLE_NAME, pt_reader.PATTERNS)
     return PtReader(folder) if has_pt and not has_safetensors else SafetensorsReader(folder)
 
 

@@ -78,6 +78,7 @@ class GGUFReader(WeightReader):
             if name not in self._by_name:
                 return self._joined(*halves)
         tensor = self._by_name[name]
+        self._require_shape(name, tensor.shape, shape)
         heads = self._permuted_heads.get(_module(name))
         if tensor.type in _DENSE:
             dense = self._bytes(tensor).view(_DENSE[tensor.type]).view(tensor.shape)

@@ -14,7 +14,7 @@ import torch
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.weights.folder_reader import FolderReader, shard_files
 
-INDEX_NAME = "pytorch_model.bin.index.json"
+WHOLE_NAME = "pytorch_model.bin"
 PATTERNS = ("*.bin", "*.pt")
 
 
@@ -24,7 +24,7 @@ class PtReader(FolderReader):
     def __init__(self, folder: Path) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
         file_of: dict[str, Path] = {}
-        for file in shard_files(folder, INDEX_NAME, PATTERNS):
+        for file in shard_files(folder, WHOLE_NAME, PATTERNS):
             tensors = _load(file)
             self._tensors.update(tensors)
             file_of.update(dict.fromkeys(tensors, file))

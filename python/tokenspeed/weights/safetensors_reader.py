@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.weights.folder_reader import FolderReader, shard_files
 
-INDEX_NAME = "model.safetensors.index.json"
+WHOLE_NAME = "model.safetensors"
 PATTERNS = ("*.safetensors",)
 
 
@@ -20,7 +20,7 @@ class SafetensorsReader(FolderReader):
     """Tensors of one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._open = {file: _open(file) for file in shard_files(folder, INDEX_NAME, PATTERNS)}
+        self._open = {file: _open(file) for file in shard_files(folder, WHOLE_NAME, PATTERNS)}
         names = {name: file for file, handle in self._open.items() for name in handle.keys()}  # noqa: SIM118
         super().__init__(folder, names)
 
