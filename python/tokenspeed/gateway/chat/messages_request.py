@@ -67,6 +67,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[ToolParam] | None = None
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingParam | None = None
+    keep_reasoning: bool | None = None
 
 
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
@@ -154,6 +155,7 @@ def _chat_request(
         messages=[msgspec.convert(message, ChatMessage) for message in messages],
         continue_final_message=messages[-1]["role"] == "assistant" if messages else None,
         chat_template_kwargs=variables,
+        keep_reasoning=request.keep_reasoning,
         tools=[
             ToolSpec("function", FunctionSpec(tool.name, tool.description, tool.input_schema))
             for tool in request.tools or []

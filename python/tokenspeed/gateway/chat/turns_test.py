@@ -79,3 +79,32 @@ def test_a_tool_loop_of_three_turns_loses_its_prefix_or_keeps_it(tmp_path: Any, 
             plain = {"messages": messages, "keep_reasoning": False}
             assert gateway.post(PATH, plain)[0] == 200
             assert len(gateway.engines[0].seen.requests[-1].input_ids) < len(sent[-1])
+
+
+@pytest.mark.parametrize("api", ["messages", "responses"])
+def test_a_request_of_any_conversation_api_may_keep_its_reasoning(tmp_path: Any, api: str) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text(TEMPLATE)
+    words = ["--chat-template", str(template), "--reasoning-parser", "qwen3"]
+    whole = [*ids("<think>\nWell.\n</think>\n\nAnswer."), END_TOKEN]
+
+    def second(gateway: RunningGateway, more: dict[str, Any]) -> list[int]:
+        """The prompt of a second turn."""
+        if api == "messages":
+            asked: dict[str, Any] = {"max_tokens": 100, **more}
+            answer = gateway.post("/v1/messages", {"messages": [user("one")], **asked})[1]
+            assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
+            turns = [user("one"), {"role": "assistant", "content": answer["content"]}, user("two")]
+            assert gateway.post("/v1/messages", {"messages": turns, **asked})[0] == 200
+        else:
+            answer = gateway.post("/v1/responses", {"input": "one", **more})[1]
+            assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
+            turns = [user("one"), *answer["output"], user("two")]
+            assert gateway.post("/v1/responses", {"input": turns, **more})[0] == 200
+        return list(gateway.engines[0].seen.requests[-1].input_ids)
+
+    with RunningGateway([answer], words) as gateway:
+        for more, keeps in (({}, False), ({"keep_reasoning": True}, True), ({"keep_reasoning": False}, False)):
+            later = second(gateway, more)
+            first = list(gateway.engines[0].seen.requests[-2].input_ids)
+            assert (later[: len(first) + len(whole)] == [*first, *whole]) is keeps

@@ -101,6 +101,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     include: list[str] | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    keep_reasoning: bool | None = None
 
     @property
     def conversation_id(self) -> str | None:
@@ -208,6 +209,7 @@ def _chat_request(request: ResponsesRequest, messages: Sequence[Mapping[str, Any
         stream=request.stream,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        keep_reasoning=request.keep_reasoning,
         reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
         tools=[
             ToolSpec("function", FunctionSpec(tool.name, tool.description, tool.parameters, tool.strict))
