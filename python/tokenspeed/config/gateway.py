@@ -29,6 +29,15 @@ from tokenspeed.config.gateway_http import (
     tokenizer_cache_config,
     trace_config,
 )
+from tokenspeed.config.gateway_listeners import (
+    LISTENER_FLAGS,
+    LISTENER_LISTS,
+    LISTENER_RANGES,
+    ListenerConfig,
+    LogConfig,
+    listener_config,
+    log_config,
+)
 from tokenspeed.config.gateway_refused import REFUSED
 from tokenspeed.config.gateway_routing import (
     ROUTING_FLAGS,
@@ -49,10 +58,8 @@ from tokenspeed.config.gateway_workers import (
 from tokenspeed.config.member import Member
 from tokenspeed.config.sampling import preferred_params
 
-LOG_LEVELS = ("debug", "info", "warn", "error")
-
 _OWN_LISTS = frozenset({"--worker-urls", "--request-id-headers", "--prometheus-duration-buckets", "--model-alias"})
-_LISTS = _OWN_LISTS | HTTP_LISTS | ROUTING_LISTS | WORKER_LISTS
+_LISTS = _OWN_LISTS | HTTP_LISTS | ROUTING_LISTS | WORKER_LISTS | LISTENER_LISTS
 
 
 @dataclass(frozen=True)
@@ -138,8 +145,8 @@ class GatewayConfig:
     prometheus_port: int | None
     """A second listener for /metrics alone; None: /metrics on the main port only."""
     duration_buckets_s: tuple[float, ...]
-    log_level: str
-    log_json: bool
+    listeners: ListenerConfig
+    logs: LogConfig
     retry: RetryConfig
     breaker: BreakerConfig
     limits: LimitConfig
@@ -179,6 +186,7 @@ HONOURED: tuple[Flag, ...] = (
     _flag("--zmq-startup-timeout-secs", "float", 3600.0, _WORKERS, "time for all ranks to register after the first"),
     *ROUTING_FLAGS,
     *WORKER_FLAGS,
+    *LISTENER_FLAGS,
     _flag("--model-path --model", "str", None, _MODEL, "folder, GGUF file or hub id; default: the embedded model"),
     _flag("--model-alias", "append", (), _MODEL, "another name that requests may use for the model"),
     _flag(
@@ -215,8 +223,6 @@ HONOURED: tuple[Flag, ...] = (
     _flag("--cb-success-threshold", "int", 3, _RETRIES, "successes in a row that bring it back"),
     _flag("--disable-circuit-breaker", "switch", False, _RETRIES, "failures never take a worker out of use"),
     _flag("--worker-stale-secs", "float", 30.0, _HEALTH, "a worker with work and no sign of life this long is stuck"),
-    _flag("--log-level", "str", "info", _LOGS, "least severe lines that are written", *LOG_LEVELS),
-    _flag("--log-json", "switch", False, _LOGS, "log lines as JSON objects"),
     _flag("--prometheus-port", "int", None, _LOGS, "also serve /metrics alone on this port"),
     _flag("--prometheus-host", "str", None, _LOGS, "address for that port; default: --host"),
     _flag("--prometheus-duration-buckets", "append", (), _LOGS, "upper bounds in seconds of duration histograms"),
@@ -296,8 +302,8 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
         prometheus_host=values["prometheus_host"],
         prometheus_port=values["prometheus_port"],
         duration_buckets_s=_numbers("--prometheus-duration-buckets", values["prometheus_duration_buckets"]),
-        log_level=values["log_level"],
-        log_json=values["log_json"],
+        listeners=listener_config(values),
+        logs=log_config(values),
         retry=_retry(values),
         breaker=BreakerConfig(
             failures=0 if values["disable_circuit_breaker"] else values["cb_failure_threshold"],
@@ -378,6 +384,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     *HTTP_RANGES,
     *ROUTING_RANGES,
     *WORKER_RANGES,
+    *LISTENER_RANGES,
 )
 
 

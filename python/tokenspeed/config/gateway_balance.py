@@ -107,6 +107,12 @@ BALANCE_FLAGS: tuple[Flag, ...] = (
         "--overload-token-usage-threshold", "float", 1.0, "cache_aware: KV usage of a holder to pass it by; 1: never"
     ),
     _flag("--max-tree-size", "int", 67108864, "cache_aware: prompt tokens remembered, of all workers"),
+    _flag(
+        "--eviction-interval-secs --eviction-interval",
+        "float",
+        60.0,
+        "accepted: the tree is kept within its bound at every prompt",
+    ),
     _flag("--cache-index", "str", "tree", "cache_aware: how prompts are remembered", "tree", "hash"),
     _flag("--cache-boundaries", "append", (), "cache_aware, hash: lengths of the heads, in tokens, by commas"),
     _flag("--cache-ttl-secs", "float", 180.0, "cache_aware, hash: how long a head is remembered"),
@@ -138,6 +144,7 @@ BALANCE_RANGES: tuple[tuple[str, float, float], ...] = (
     ("--balance-token-usage-threshold", 0.001, 1e9),
     ("--overload-token-usage-threshold", 0.001, 1e9),
     ("--max-tree-size", 1, 2**40),
+    ("--eviction-interval-secs", 0, 1e9),
     ("--cache-ttl-secs", 0.001, 1e9),
     ("--overlap-decay", 0, 1e9),
     ("--selection-temperature", 0, 1e9),

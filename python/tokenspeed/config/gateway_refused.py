@@ -12,17 +12,13 @@ from typing import Any
 from tokenspeed.config.flags import Flag, Kind
 
 _HTTP_WORKERS = "workers are reached over the ZMQ lane or gRPC"
-_ADMIN = "all endpoints are on one port"
 _BOOKINGS = "what an engine has not told yet is known by the record of prompts, with no time limit"
-_TREE = "the tree is kept within its bound at every prompt"
 _BLOCKS = "engines tell the size of their blocks"
 _RL = "trainers use the engine's own control port (--rl-control-port)"
 _PD = "this release serves prefill and decode in one engine"
 _CHECKS = "workers are registered and removed at once; there is no queue of jobs"
 _MM = "this release understands text only"
-_LOGS = "log lines go to stderr"
 _DISCOVERY = "workers are named by --worker-urls and POST /workers"
-_REQUESTS = "this limit is not in this release"
 _RATES = "all callers have one limit in common; `priority` of a request orders those that wait"
 _HEALTH = "workers are asked over the ZMQ lane or gRPC, which have no paths"
 _TOKENIZER = "the tokenizer is loaded at start"
@@ -46,18 +42,13 @@ REFUSED: tuple[Flag, ...] = (
     # Worker Configuration
     _no("--upstream-http2", "switch", False, _HTTP_WORKERS),
     _no("--upstream-pool-idle-timeout-secs", "float", 3.0, _HTTP_WORKERS),
-    _no("--health-check-port", "str", None, _ADMIN),
-    _no("--admin-port", "str", None, _ADMIN),
-    _no("--admin-host", "str", None, _ADMIN),
     # Routing Policy
     _no("--encode-policy", "str", None, _PD),
     _no("--prefill-policy", "str", None, _PD),
     _no("--decode-policy", "str", None, _PD),
     _no("--pd-pairing-mode", "str", "lenient", _PD),
     _no("--selection-accounting-ttl-ms", "int", 0, _BOOKINGS),
-    _no("--eviction-interval-secs --eviction-interval", "float", 60.0, _TREE),
     _no("--block-size", "int", 16, _BLOCKS),
-    _no("--max-buffered-request-bytes", "int", 1048576, _REQUESTS),
     _no("--pd-admission-wait-secs", "float", 30.0, _PD),
     _no("--enable-igw", "switch", False, _ONE_MODEL),
     # RL Control Plane
@@ -91,9 +82,6 @@ REFUSED: tuple[Flag, ...] = (
     _no("--rdma-listen-ip", "str", None, _MM),
     _no("--rdma-slot-ttl-s", "str", None, _MM),
     _no("--log-mm-timing", "switch", False, _MM),
-    # Logging
-    _no("--log-dir", "str", None, _LOGS),
-    _no("--access-log-fields", "append", (), _LOGS),
     # Service Discovery (Kubernetes)
     _no("--service-discovery", "switch", False, _DISCOVERY),
     _no("--discovery-provider", "str", None, _DISCOVERY),

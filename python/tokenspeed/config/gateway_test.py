@@ -45,7 +45,7 @@ def test_what_ts_serve_passes_is_taken() -> None:
     words += ["--reasoning-parser", "passthrough", "--log-level", "warn", "--policy", "passthrough"]
     config = parse_launch([*WORKER, *words])
     assert config.breaker.failures == 0
-    assert (config.retry.max_attempts, config.routing.policy, config.log_level) == (1, "passthrough", "warn")
+    assert (config.retry.max_attempts, config.routing.policy, config.logs.level) == (1, "passthrough", "warn")
 
 
 # Bare switches that ask for what happens anyway are let through.

@@ -41,7 +41,7 @@ from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.auth import KeyCheck
 from tokenspeed.gateway.http.connections import ACCEPTS_AT_ONCE, Connections, LoopFaults, room_for_connections
 from tokenspeed.gateway.http.gauges import WorkerGauges
-from tokenspeed.gateway.http.logs import configure_logs
+from tokenspeed.gateway.http.logs import LogsUnwritable, configure_logs
 from tokenspeed.gateway.http.protocol import Protocol
 from tokenspeed.gateway.http.server import HttpOptions, Server, metrics_response
 from tokenspeed.gateway.http.service import Service
@@ -84,7 +84,11 @@ class StartError(Exception):
 
 def run(config: GatewayConfig) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status: 0 after a shutdown, else `StartError`'s."""
-    configure_logs(config.log_level, config.log_json)
+    try:
+        configure_logs(config.logs)
+    except LogsUnwritable as error:
+        print(f"smg launch: error: {error}", file=sys.stderr)
+        return 2
     if config.member is not None:
         config = share_of(config, config.member)
     try:
@@ -209,7 +213,8 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         if config.upkeep.remove_unhealthy:
             reporting.on_lost = admin.retire
         stack.callback(admin.close)
-        routes = [*admin.routes(), openapi_route()]
+        has_admin_port = config.listeners.admin_port is not None
+        routes = [*(admin.public_routes() if has_admin_port else admin.routes()), openapi_route()]
         if config.history.backend != "none":
             history = History(_history_backend(config.history))
             stack.push_async_callback(history.close)
@@ -221,16 +226,30 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         asyncio.get_running_loop().set_exception_handler(LoopFaults())
         connections = Connections(room_for_connections(http.max_connections), http.header_timeout_s, metrics)
         http_options = HttpOptions(
-            limits.max_payload_bytes, config.request_id_headers, http.stall_s, http.cors_origins, connections
+            limits.max_payload_bytes,
+            config.request_id_headers,
+            http.stall_s,
+            http.cors_origins,
+            connections,
+            config.logs.access_fields,
         )
         server = Server(service, keys, http_options, routes)
         shared = config.member is not None
         if shared:
             await _let_workers_come(router)
-        port = await _listen(stack, server.app, config.host, config.port, _Listening(config, connections), shared)
+        idle_s, tls = limits.idle_connection_timeout_s, _tls(config)
+        main = _Place(config.host, config.port, idle_s, tls, shared, connections)
+        port = await _listen(stack, server.app, main)
         if config.prometheus_port is not None:
-            host = config.prometheus_host or config.host
-            await _listen(stack, _metrics_app(service), host, config.prometheus_port, None, shared)
+            place = _Place(config.prometheus_host or config.host, config.prometheus_port, 75.0, None, shared)
+            await _listen(stack, _metrics_app(service), place)
+        if config.listeners.admin_port is not None:
+            place = _Place(config.listeners.admin_host, config.listeners.admin_port, idle_s, tls, shared)
+            await _listen(stack, server.side_app(admin.routes()), place)
+        if config.listeners.health_port is not None:
+            await _listen(
+                stack, server.side_app([]), _Place(config.host, config.listeners.health_port, 75.0, tls, shared)
+            )
         if config.member is not None:
             door = Door(config.member, service.own_metrics, lambda: bool(router.ready()), stop_response)
             service.others_ready = door.others_ready
@@ -297,32 +316,32 @@ def _memory_limits(config: HistoryConfig) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class _Listening:
-    """What the main listener has that the one for metrics has not."""
+class _Place:
+    """Where to listen and how. `shared`: with other gateway processes. `connections`: who limits them; None: nobody."""
 
-    config: GatewayConfig
-    connections: Connections
+    host: str
+    port: int
+    idle_s: float
+    tls: ssl.SSLContext | None
+    shared: bool
+    connections: Connections | None = None
 
 
-async def _listen(
-    stack: AsyncExitStack, app: web.Application, host: str, port: int, main: _Listening | None, shared: bool
-) -> int:
-    """Serve `app`, on a port that is `shared` with other gateway processes; the port. Raises `StartError`."""
-    idle_s = 75.0 if main is None else main.config.limits.idle_connection_timeout_s
+async def _listen(stack: AsyncExitStack, app: web.Application, place: _Place) -> int:
+    """Serve `app`; the port. Raises `StartError`."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     assert runner.server is not None
     loop = asyncio.get_running_loop()
-    plain = partial(Protocol, runner.server, loop, idle_s)
-    make = plain if main is None else main.connections.watched(plain)
-    context = None if main is None else _tls(main.config)
+    plain = partial(Protocol, runner.server, loop, place.idle_s)
+    make = plain if place.connections is None else place.connections.watched(plain)
     try:
         listener = await loop.create_server(
-            make, host, port, ssl=context, backlog=ACCEPTS_AT_ONCE, reuse_port=shared or None
+            make, place.host, place.port, ssl=place.tls, backlog=ACCEPTS_AT_ONCE, reuse_port=place.shared or None
         )
     except OSError as error:
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}", 1) from None
+        raise StartError(f"cannot listen on {place.host}:{place.port}: {error.strerror or error}", 1) from None
     stack.callback(listener.close)
     for sock in listener.sockets:
         with socket.socket(fileno=os.dup(sock.fileno())) as same:

@@ -67,8 +67,8 @@ class AdminApi:
     def routes(self) -> list[web.RouteDef]:
         """Every path of this API."""
         return [
+            *self.public_routes(),
             web.get("/get_loads", self._loads),
-            web.get("/loads", self._loads),
             web.post("/flush_cache", self._flush),
             web.get("/workers", self._list),
             web.post("/workers", self._add),
@@ -77,6 +77,10 @@ class AdminApi:
             web.patch("/workers/{id}", self._change),
             web.delete("/workers/{id}", self._delete),
         ]
+
+    def public_routes(self) -> list[web.RouteDef]:
+        """What stays on the main port when operators have one of their own."""
+        return [web.get("/loads", self._loads)]
 
     def close(self) -> None:
         """Stop waiting for workers that drain; none is removed any more."""

@@ -29,10 +29,11 @@ from tokenspeed.gateway.http.body import STALL_S, read_body
 from tokenspeed.gateway.http.connections import Connections
 from tokenspeed.gateway.http.cors import allow_origins
 from tokenspeed.gateway.http.errors import ApiError, invalid
+from tokenspeed.gateway.http.logs import log_access
 from tokenspeed.gateway.http.page import page_route
 from tokenspeed.gateway.http.protocol import expecting
 from tokenspeed.gateway.http.request_ids import new_id
-from tokenspeed.gateway.http.service import MakeJob, Service
+from tokenspeed.gateway.http.service import ROUTED, MakeJob, Service
 from tokenspeed.gateway.route.worker import WorkerState
 from tokenspeed.observability.gateway_metrics import CONTENT_TYPE
 
@@ -45,6 +46,8 @@ _MAX_ID_LENGTH = 256
 _JSON = "application/json"
 _MAX_CHARACTERS, _MAX_TOKENS = 4_194_304, 1_048_576
 """What is tokenized, and turned back into text, at once: some seconds of work in a thread of its own."""
+_MAX_LOGGED = 256
+"""Characters of what a client wrote."""
 _REQUEST_ID = web.RequestKey("request_id", str)
 
 
@@ -73,6 +76,8 @@ class HttpOptions:
     stall_s: float
     cors_origins: Sequence[str]
     connections: Connections
+    access_fields: Sequence[str] = ()
+    """Told of every request in a log line; none: requests have no lines."""
 
 
 class Server:
@@ -90,31 +95,45 @@ class Server:
         self._keys = keys
         self._id_headers = (*options.id_headers, *_ID_HEADERS)
         self._connections = options.connections
+        self._options = options
         self._started_s = int(time.time())
         self.app = web.Application(client_max_size=options.max_body_bytes, middlewares=[self._middleware])
         self.app[STALL_S] = options.stall_s or math.inf
         allow_origins(self.app, options.cors_origins)
         self.app.add_routes(
-            expecting([
-                web.post("/v1/chat/completions", self._generation(chat_job)),
-                web.post("/v1/completions", self._generation(completion_job)),
-                web.post("/v1/messages", self._generation(messages_job)),
-                web.post("/v1/messages/count_tokens", self._count_tokens),
-                web.post("/generate", self._generation(generate_job)),
-                web.post("/parse/function_call", self._parse_calls),
-                web.post("/parse/reasoning", self._parse_reasoning),
-                web.get("/v1/models", self._models),
-                web.get("/v1/models/{id:.+}", self._model),
-                web.post("/v1/tokenize", self._tokenize),
-                web.post("/v1/detokenize", self._detokenize),
-                web.get("/health", self._health),
-                web.get("/liveness", self._liveness),
-                web.get("/readiness", self._readiness),
-                web.get("/metrics", self._metrics),
-                page_route(),
-                *more_routes,
-            ])
+            expecting(
+                [
+                    web.post("/v1/chat/completions", self._generation(chat_job)),
+                    web.post("/v1/completions", self._generation(completion_job)),
+                    web.post("/v1/messages", self._generation(messages_job)),
+                    web.post("/v1/messages/count_tokens", self._count_tokens),
+                    web.post("/generate", self._generation(generate_job)),
+                    web.post("/parse/function_call", self._parse_calls),
+                    web.post("/parse/reasoning", self._parse_reasoning),
+                    web.get("/v1/models", self._models),
+                    web.get("/v1/models/{id:.+}", self._model),
+                    web.post("/v1/tokenize", self._tokenize),
+                    web.post("/v1/detokenize", self._detokenize),
+                    *self._probes(),
+                    web.get("/metrics", self._metrics),
+                    page_route(),
+                    *more_routes,
+                ]
+            )
         )
+
+    def _probes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/health", self._health),
+            web.get("/liveness", self._liveness),
+            web.get("/readiness", self._readiness),
+        ]
+
+    def side_app(self, routes: Sequence[web.RouteDef]) -> web.Application:
+        """Probes and `routes`, for a port of their own."""
+        app = web.Application(client_max_size=self._options.max_body_bytes, middlewares=[self._middleware])
+        app.add_routes(expecting([*self._probes(), *routes]))
+        return app
 
     # ---- every request -----------------------------------------------------------------------------------------
 
@@ -127,6 +146,7 @@ class Server:
         transport = request.transport
         self._connections.begun(transport)
         status, code = 499, "client_closed_request"  # unless an answer comes about
+        response: web.StreamResponse | None = None
         try:
             response = await self._guarded(request, handler)
             status, code = response.status, response.headers.get("x-smg-error-code", "")
@@ -140,7 +160,29 @@ class Server:
             self._connections.ended(transport)
             resource = request.match_info.route.resource
             pattern = resource.canonical if resource is not None else "other"
-            metrics.http_finished(request.method, pattern, status, code, time.monotonic() - begun_s)
+            duration_s = time.monotonic() - begun_s
+            metrics.http_finished(request.method, pattern, status, code, duration_s)
+            if self._options.access_fields:
+                self._log(request, response, status, duration_s)
+
+    def _log(self, request: web.Request, response: web.StreamResponse | None, status: int, duration_s: float) -> None:
+        """A line of a request. response: None for one that has none."""
+        facts: dict[str, object] = {
+            "request_id": request[_REQUEST_ID],
+            "method": request.method,
+            "path": request.path[:_MAX_LOGGED],
+            "status": status,
+            "duration_ms": round(1000 * duration_s, 3),
+        }
+        known: dict[str, Callable[[], object]] = {
+            "client_addr": lambda: request.remote,
+            "forwarded_for": lambda: request.headers.get("x-forwarded-for", "")[:_MAX_LOGGED],
+            "user_agent": lambda: request.headers.get("user-agent", "")[:_MAX_LOGGED],
+            "request_bytes": lambda: request.content.total_bytes,
+            "response_bytes": lambda: 0 if response is None else response.body_length,
+            "worker": lambda: request.get(ROUTED, ""),
+        }
+        log_access(facts | {name: known[name]() for name in self._options.access_fields})
 
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """The handler's answer, or the error it raised as an answer."""

@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 _ROUTING_KEY = "x-smg-routing-key"
 _TARGET = "x-smg-target-worker"
+_ROUTED = "x-smg-routed-worker-id"
+ROUTED = web.RequestKey("routed", str)
+"""URL of the worker that a request went to last."""
 
 MakeJob = Callable[[bytes, ServedModel, str], Awaitable[Job]]
 
@@ -109,9 +112,13 @@ class Service:
                 job = await make_job(body, self.model, new_id(24))
                 asked = Asked(job.prompts[0], self._routing_key(request), request.headers.get(_TARGET, ""))
                 with _Run(self, job, asked, arrival) as run:
-                    if job.stream:
-                        return await run.stream(EventStream(request, {"x-request-id": request_id}))
-                    return await run.whole()
+                    try:
+                        if job.stream:
+                            return await run.stream(EventStream(request, {"x-request-id": request_id}))
+                        return await run.whole()
+                    finally:
+                        if run.tried:
+                            request[ROUTED] = run.tried[-1]
 
     async def run(self, job: Job) -> None:
         """Run a job whose answer nobody waits for; its format keeps it. Raises `ApiError`."""
@@ -208,6 +215,8 @@ class _Run:
         self.asked = asked
         self.tried: list[str] = []
         """URLs of the workers that attempts went to."""
+        self._worker_id = ""
+        """Of the last of them."""
         self._service = service
         self._route = RouteLabels(service.model.name, job.endpoint, service.router.connection_mode)
         self._attempts = 0
@@ -259,7 +268,8 @@ class _Run:
                 body = await with_retries(service.retry, self, attempt)
         except TimeoutError:
             raise _timed_out() from None
-        return web.Response(body=body, content_type="application/json")
+        headers = {_ROUTED: self._worker_id}
+        return web.Response(body=body, content_type="application/json", headers=headers)
 
     async def stream(self, events: EventStream) -> web.StreamResponse:
         """The answer as events; an error after the first of them becomes an event itself."""
@@ -267,6 +277,8 @@ class _Run:
 
         async def attempt() -> bytes:
             generation = self._next()
+            if not events.started:
+                events.response.headers[_ROUTED] = self._worker_id
             with _Judged(generation.worker, service.metrics):
                 return await self._answer.stream(generation, events.write)
 
@@ -330,6 +342,7 @@ class _Run:
             self._answer = Answer(self.job, self._service.model.tokenizer.vocabulary)
         generation = self._service.attempt(self, self._attempts)
         self.tried.append(generation.worker.url)
+        self._worker_id = generation.worker.id
         return generation
 
 

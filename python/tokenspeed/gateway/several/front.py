@@ -24,7 +24,7 @@ import zmq
 
 from tokenspeed.config.gateway import GatewayConfig
 from tokenspeed.config.member import Member, has_lane
-from tokenspeed.gateway.http.logs import configure_logs
+from tokenspeed.gateway.http.logs import LogsUnwritable, configure_logs
 from tokenspeed.rpc.lane.address import AddressError
 from tokenspeed.rpc.lane.base import LaneOptions
 from tokenspeed.rpc.lane.relay import Relay
@@ -45,7 +45,11 @@ class _CannotStart(Exception):
 
 def run(config: GatewayConfig, argv: Sequence[str]) -> int:
     """Serve until a signal; `argv` is the command line of every child. Returns the exit status."""
-    configure_logs(config.log_level, config.log_json)
+    try:
+        configure_logs(config.logs)
+    except LogsUnwritable as error:
+        print(f"smg launch: error: {error}", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory(prefix="ts-gw-") as folder:
         try:
             with _reserved(config) as port_holder:
