@@ -43,6 +43,15 @@ def test_the_engines_metrics_are_those_that_dashboards_know(server: Server) -> N
     assert differences(before, settled_scrape(lambda: engine_metrics(server))) == []
 
 
+def test_an_answer_that_ends_at_a_stop_string_is_a_success_to_the_engine(server: Server) -> None:
+    before = engine_metric(server, "num_requests_total"), engine_metric(server, "request_success_total")
+    body = {"prompt": "Count: one two three four", "max_tokens": 200, "temperature": 0, "stop": ["e", "i", "o", " "]}
+    assert server.post("/v1/completions", body)[1]["choices"][0]["finish_reason"] == "stop"
+    settled_scrape(lambda: engine_metrics(server))
+    after = engine_metric(server, "num_requests_total"), engine_metric(server, "request_success_total")
+    assert after == (before[0] + 1, before[1] + 1)
+
+
 def control(server: Server, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
     data = None if body is None else json.dumps(body).encode()
     try:

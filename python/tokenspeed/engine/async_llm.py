@@ -41,7 +41,7 @@ class AsyncLLM:
             async for deltas in steps:
                 for delta in deltas:
                     if builders[delta.rid].feed(delta):
-                        frontend.abort([delta.rid])
+                        frontend.end([delta.rid])
                 yield self._output(job, deltas)
 
     def shutdown(self) -> None:

@@ -117,6 +117,7 @@ def ready_response(core: EngineCore, served_name: str) -> wire.ReadyResponse:
         kv_cache_max_concurrency=num_tokens / limits.max_model_len,
         kv_events_config=_kv_events(core),
         positional_layouts=wire.default_layouts(),
+        abort_reasons=[wire.REASON_STOP.decode()],
     )
 
 

@@ -21,6 +21,7 @@ from tokenspeed.engine.messages import (
     Command,
     Connected,
     Control,
+    End,
     Refused,
     Rejection,
     StepOutput,
@@ -88,6 +89,8 @@ class LaneFrontend:
     def _command(self, message: wire.EngineMessage) -> Command:
         if isinstance(message, wire.AbortRequests):
             return Abort(message.request_ids)
+        if isinstance(message, wire.EndRequests):
+            return End(message.request_ids)
         if isinstance(message, wire.ControlCall):
             call = message
             return Control(call.method, call.args, lambda success, text: self._lane.reply(call, success, text))

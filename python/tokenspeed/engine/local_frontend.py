@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from tokenspeed.config.sampling import RequestError
 from tokenspeed.engine.errors import EngineDeadError
-from tokenspeed.engine.messages import Abort, Add, Command, PromptLogprobs, Rejection, StepOutput, TokenLogprobs
+from tokenspeed.engine.messages import Abort, Add, Command, End, PromptLogprobs, Rejection, StepOutput, TokenLogprobs
 
 
 class Delta(NamedTuple):
@@ -120,6 +120,11 @@ class LocalFrontend:
             rids = [rid for rid in self._mailboxes if chosen(rid)]
         self.abort(rids)
         return len(rids)
+
+    def end(self, rids: Sequence[str]) -> None:
+        """The same for requests whose text is complete."""
+        if rids:
+            self._commands.put([End(list(rids))])
 
     def abandon(self, rids: Sequence[str]) -> None:
         """Abort requests whose caller has gone: nothing more is delivered for them."""

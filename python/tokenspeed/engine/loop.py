@@ -21,7 +21,18 @@ from tokenspeed.engine.arrivals import News
 from tokenspeed.engine.control import Controls
 from tokenspeed.engine.errors import EngineFault
 from tokenspeed.engine.executor import Executor, StepTokens
-from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Connected, Control, Frontend, LoadNumbers, Refused
+from tokenspeed.engine.messages import (
+    Abort,
+    AbortAll,
+    Add,
+    Command,
+    Connected,
+    Control,
+    End,
+    Frontend,
+    LoadNumbers,
+    Refused,
+)
 from tokenspeed.engine.outputs import OutputColumns
 from tokenspeed.engine.pending import Pending
 from tokenspeed.engine.profiler import Profiler
@@ -136,7 +147,7 @@ class EngineLoop:
         """Abort these live requests."""
         self.mirror.operated("end", rids)
         for rid in rids:
-            self._abort(self.requests.of_rid(rid))
+            self._abort(self.requests.of_rid(rid), "abort")
 
     @property
     def profiler(self) -> Profiler:
@@ -201,20 +212,21 @@ class EngineLoop:
                     self._outputs.add_rejection(rejection)
             elif isinstance(command, Refused):
                 self._outputs.add_rejection(command.rejection)
-            elif isinstance(command, Abort):
+            elif isinstance(command, (Abort, End)):
+                reason = "stop" if isinstance(command, End) else "abort"
                 for rid in command.rids:
-                    self._abort(self.requests.of_rid(rid))
+                    self._abort(self.requests.of_rid(rid), reason)
             elif isinstance(command, AbortAll):
                 self.log.aborting_all(command.reason)
                 for record in self.requests.all():
-                    self._abort(record)
+                    self._abort(record, "abort")
             elif isinstance(command, Connected):
                 self._load_is_due = True
             elif isinstance(command, Control):
                 command.reply(*self._controls.call(command.method, command.args))
 
-    def _abort(self, record: RequestRecord | None) -> None:
-        """End a request now; None is one that has ended already."""
+    def _abort(self, record: RequestRecord | None, reason: str) -> None:
+        """End a request now; None is one that has ended already. reason: for statistics."""
         if record is None:
             return
         if self.admission.abort(record):
@@ -223,7 +235,7 @@ class EngineLoop:
         ended = self.scheduler.abort(record.request_id)
         if ended is None:
             raise EngineFault(f"request {record.rid} is live here and unknown to the scheduler")
-        self._outputs.add_abort(record, ended)
+        self._outputs.add_abort(record, ended, reason)
 
     def _fail(self, request_id: int, why: RowFailure) -> None:
         """End a request that cannot go on, before its step's token counts; it may have ended meanwhile."""

@@ -46,6 +46,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """The texts of these requests are complete, at a stop string that their frontend found: they end by a stop."""
+
+    rids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class AbortAll:
     """Nobody waits for anything any more; `reason` is for the log."""
 
@@ -66,7 +73,7 @@ class Control:
     reply: Callable[[bool, str], None]
 
 
-Command = Add | Refused | Abort | AbortAll | Connected | Control
+Command = Add | Refused | Abort | End | AbortAll | Connected | Control
 
 
 @dataclass(frozen=True, slots=True)

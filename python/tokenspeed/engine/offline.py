@@ -353,7 +353,7 @@ class Engine(TrainerCalls):
             for delta in deltas:
                 job, builder = builders[delta.rid]
                 if builder.feed(delta):
-                    self._frontend.abort([delta.rid])
+                    self._frontend.end([delta.rid])
                 remaining -= bool(delta.finish)
                 if meter is not None:
                     meter.update(len(delta.token_ids), bool(delta.finish) and job.done)

@@ -83,11 +83,12 @@ class OutputColumns:
     def add_rejection(self, rejection: Rejection) -> None:
         self._rejections.append(rejection)
 
-    def add_abort(self, record: RequestRecord, ended: EndedView) -> None:
-        """The terminal event of an aborted request, with the tokens that still waited for its stream interval."""
+    def add_abort(self, record: RequestRecord, ended: EndedView, reason: str) -> None:
+        """The terminal event of an aborted request, with the tokens that still waited for its stream interval. reason:
+        "stop" when its text was complete."""
         counts = (ended.prompt_tokens, ended.completion_tokens, ended.cached_tokens, -1)
         self._append(record, [], None, "abort", counts)
-        self._end(record, "abort")
+        self._end(record, reason)
 
     def add_failure(self, record: RequestRecord, why: RowFailure) -> None:
         """The terminal event of a request that cannot go on."""

@@ -222,7 +222,7 @@ class _Answer:
         if self.ended:
             return None
         if self._builder.feed(delta):
-            self._llm.engine.frontend.abort([delta.rid])
+            self._llm.engine.frontend.end([delta.rid])
         self._take_scores(delta)
         result = self._builder.result()
         self.ended = result.finish_reason is not None

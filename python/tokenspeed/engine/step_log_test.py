@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tokenspeed.engine.loop_test import Bench
-from tokenspeed.engine.messages import Abort
+from tokenspeed.engine.messages import Abort, End
 from tokenspeed.observability.request_stats import RequestStats
 
 STEP_S = 0.010
@@ -130,6 +130,18 @@ def test_who_is_aborted_says_how_far_it_came(history: History) -> None:
         assert (stats.prompt_tokens, stats.output_tokens) == (4, 0)
         assert (stats.queue_ms, stats.prefill_ms, stats.ttft_ms, stats.decode_tps, stats.commit_ts) == (None,) * 5
     bench.backend.go.set()
+
+
+def test_a_text_that_is_complete_ends_its_request_by_a_stop(history: History) -> None:
+    bench = history.bench().add("a", max_new_tokens=50).steps(3)
+    bench.desk.commands.append(End(["a", "nobody"]))
+    bench.steps(2)
+    stats = history.stats("a")
+    assert (stats.status, stats.reason, stats.output_tokens) == ("finished", "stop", 3)
+    samples = {s.name: s.value for f in bench.metrics.metrics.registry.collect() for s in f.samples}
+    assert samples["tokenspeed:request_success_total"] == 1
+    assert bench.loop.load().active_blocks == 0
+    bench.scheduler.check()
 
 
 def test_a_request_that_lost_its_blocks_and_came_back_is_one_request(history: History) -> None:

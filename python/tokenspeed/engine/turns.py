@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenspeed.engine.arrivals import News
-from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Control
+from tokenspeed.engine.messages import Abort, AbortAll, Add, Command, Control, End
 from tokenspeed_cc import Plan
 
 
@@ -104,7 +104,7 @@ def for_others(commands: Sequence[Command]) -> list[Command]:
     """The commands as another rank needs them: it answers nobody."""
     told: list[Command] = []
     for command in commands:
-        if isinstance(command, (Add, Abort, AbortAll)):
+        if isinstance(command, (Add, Abort, End, AbortAll)):
             told.append(command)
         elif isinstance(command, Control):
             told.append(Control(command.method, command.args, _no_reply))

@@ -34,7 +34,7 @@ def known_metrics() -> list[list[str]]:
 
 
 def differences(before: str, after: str) -> list[str]:
-    """What of two scrapes, taken before and after two requests while nothing runs, is not as known; empty when all is."""
+    """What of two scrapes, before and after two requests while nothing runs, is not as known; empty when all is."""
     old, new = _families(before), _families(after)
     found = []
     for name, kind, label, values, moves in known_metrics():

@@ -98,7 +98,7 @@ class Generation:
         rid = self._open.pop(choice, None)
         if rid is None:
             return False
-        self.worker.lane.abort([rid])
+        self.worker.lane.end([rid])
         return not self._open
 
     def _end_prefill(self) -> None:

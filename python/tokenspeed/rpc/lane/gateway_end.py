@@ -98,6 +98,14 @@ class GatewayLane(Lane):
 
     def abort(self, request_ids: list[str]) -> None:
         """Forget these requests and tell their ranks; ids that have ended are skipped."""
+        self._tell_end(request_ids, wire.encode_abort)
+
+    def end(self, request_ids: list[str]) -> None:
+        """The same for requests whose text is complete, which are no failures to an engine that can be told so."""
+        told = "stop" in (self.ready_response.abort_reasons or ()) if self.state is LaneState.READY else False
+        self._tell_end(request_ids, wire.encode_end if told else wire.encode_abort)
+
+    def _tell_end(self, request_ids: list[str], encoded: Callable[[list[str]], list[bytes]]) -> None:
         by_rank: dict[bytes, list[str]] = {}
         for rid in request_ids:
             rank = self._forget(rid)
@@ -105,7 +113,7 @@ class GatewayLane(Lane):
                 by_rank.setdefault(rank.identity, []).append(rid)
         for identity, rids in by_rank.items():
             if identity in self.ranks:
-                self._send(self.ranks[identity], wire.encode_abort(rids))
+                self._send(self.ranks[identity], encoded(rids))
 
     def control(self, method: str, args: list[object]) -> asyncio.Future[list[wire.ControlReplySlim]]:
         """Call every rank; the future gives a reply a rank, or `LaneNotReady` when the engine is lost meanwhile."""

@@ -69,8 +69,11 @@ class Sink:
 class Engine:
     """An engine end on its own thread that answers every request with its prompt, and control calls with ok."""
 
-    def __init__(self, url: str, index: int = 0, count: int = 1, answer: bool = True) -> None:
-        self.lane = EngineLane(address.handshake_address(url), index, READY, count)
+    def __init__(
+        self, url: str, index: int = 0, count: int = 1, answer: bool = True, abort_reasons: list[str] | None = None
+    ) -> None:
+        said = msgspec.structs.replace(READY, abort_reasons=abort_reasons)
+        self.lane = EngineLane(address.handshake_address(url), index, said, count)
         self.seen: list[wire.EngineMessage] = []
         self.lost = threading.Event()
         self._answer = answer
@@ -383,6 +386,21 @@ def test_ranks_that_stay_alone_are_sent_away_after_the_startup_timeout(url: str)
             await until(alone.lost.is_set)
             alone.stop()
             assert lane.ranks == {}
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_an_engine_that_reads_it_hears_that_a_text_is_complete(url: str, reads: bool) -> None:
+    async def scene() -> None:
+        async with gateway(url) as lane:
+            engine = Engine(url, answer=False, abort_reasons=["stop"] if reads else None)
+            await until(ready(lane))
+            lane.submit(ADD, Sink())
+            lane.end([ADD.rid])
+            await until(lambda: len(engine.seen) == 2)
+            assert engine.seen[1] == (wire.EndRequests if reads else wire.AbortRequests)([ADD.rid])
+            engine.stop()
 
     asyncio.run(scene())
 

@@ -92,8 +92,14 @@ class _EngineSide(GatewayLane):
 
     def abort_of(self, port: _Port, request_ids: Sequence[str]) -> None:
         """Abort those that are the port's own."""
-        own = [rid for rid in request_ids if rid in self._sinks and self._sinks[rid][0] is port]
-        self.abort(own)
+        self.abort(self._own(port, request_ids))
+
+    def end_of(self, port: _Port, request_ids: Sequence[str]) -> None:
+        """The same where their text is complete."""
+        self.end(self._own(port, request_ids))
+
+    def _own(self, port: _Port, request_ids: Sequence[str]) -> list[str]:
+        return [rid for rid in request_ids if rid in self._sinks and self._sinks[rid][0] is port]
 
     def _on_batch(self, batch: wire.BatchTokenIDOutSlim, payload: bytes) -> None:
         rows: dict[_Port, list[int]] = {}
@@ -193,6 +199,8 @@ class _Port:
             return
         if isinstance(message, wire.AbortRequests):
             self._engine.abort_of(self, message.request_ids)
+        elif isinstance(message, wire.EndRequests):
+            self._engine.end_of(self, message.request_ids)
         elif isinstance(message, wire.ControlCall):
             self._engine.relay_control(self, message)
 

@@ -17,6 +17,7 @@ import msgspec
 
 FRAME_ADD = b"\x00"
 FRAME_ABORT = b"\x01"
+REASON_STOP = b"stop"
 FRAME_CONTROL = b"\x02"
 FRAME_ENCODE = b"\x03"
 
@@ -148,6 +149,12 @@ class AbortRequests(msgspec.Struct, frozen=True):
     request_ids: list[str]
 
 
+class EndRequests(msgspec.Struct, frozen=True):
+    """Requests whose text is complete (at a stop string): an ABORT that says so, for those who declared to read it."""
+
+    request_ids: list[str]
+
+
 class ControlCall(msgspec.Struct, frozen=True, array_like=True):
     """`flush_cache [timeout_s]`, `start_profile [{...}]`, `stop_profile []`; answered by a `ControlReplySlim`."""
 
@@ -156,7 +163,7 @@ class ControlCall(msgspec.Struct, frozen=True, array_like=True):
     args: list[Any]
 
 
-EngineMessage = AddRequest | AbortRequests | ControlCall
+EngineMessage = AddRequest | AbortRequests | EndRequests | ControlCall
 
 
 # ---- results ---------------------------------------------------------------------------------------------------
@@ -337,6 +344,8 @@ class ReadyResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     request_types: list[str] | None = None
     positional_layouts: dict[str, list[str]] | None = None
     tensor_aux_frames: bool | None = None
+    abort_reasons: list[str] | None = None
+    """What a frame behind the payload of an ABORT may say."""
 
     def declares(self, message: str, column: str) -> bool:
         """Whether the engine said that `message` has `column`."""
@@ -378,6 +387,11 @@ def encode_abort(request_ids: Sequence[str]) -> list[bytes]:
     return [FRAME_ABORT, _encoder.encode(list(request_ids))]
 
 
+def encode_end(request_ids: Sequence[str]) -> list[bytes]:
+    """Frames (after the identity) of an ABORT for requests whose text is complete."""
+    return [*encode_abort(request_ids), REASON_STOP]
+
+
 def encode_control(call: ControlCall) -> list[bytes]:
     """Frames (after the identity) of a CONTROL."""
     return [FRAME_CONTROL, _encoder.encode(call)]
@@ -391,7 +405,8 @@ def decode_engine_message(frames: Sequence[bytes]) -> EngineMessage:
     if kind == FRAME_ADD:
         return AddRequest(_decode(_add_decoder, payload, "ADD"), aux)
     if kind == FRAME_ABORT:
-        return AbortRequests(_decode(_abort_decoder, payload, "ABORT"))
+        request_ids = _decode(_abort_decoder, payload, "ABORT")
+        return EndRequests(request_ids) if aux == [REASON_STOP] else AbortRequests(request_ids)
     if kind == FRAME_CONTROL:
         return _decode(_control_decoder, payload, "CONTROL")
     if kind == FRAME_ENCODE:

@@ -80,6 +80,8 @@ def test_sampling_columns_of_ours_stand_behind_those_that_every_peer_knows() -> 
 def test_an_abort_has_the_pinned_bytes() -> None:
     assert [f.hex() for f in wire.encode_abort(["a", "b"])] == ["01", "92a161a162"]
     assert wire.decode_engine_message([b"\x01", bytes.fromhex("92a161a162")]) == wire.AbortRequests(["a", "b"])
+    assert wire.encode_end(["a", "b"])[:2] == wire.encode_abort(["a", "b"])
+    assert wire.decode_engine_message(wire.encode_end(["a", "b"])) == wire.EndRequests(["a", "b"])
 
 
 def test_a_control_call_and_its_reply_have_the_pinned_bytes() -> None:

@@ -124,6 +124,10 @@ class GrpcLane(Lane):
                 call.task.cancel()
                 self._spawn(self._tell_abort(rid))
 
+    def end(self, request_ids: list[str]) -> None:
+        """The same for requests whose text is complete: the protocol does not tell them apart."""
+        self.abort(request_ids)
+
     def control(self, method: str, args: list[object]) -> asyncio.Future[list[wire.ControlReplySlim]]:
         """A call to the engine as a whole; the future gives one reply. Raises `LaneNotReady`."""
         self._check_ready()

@@ -104,7 +104,7 @@ class SchedulerServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerService
         meter.sent(len(delta.token_ids))
         messages, stopped = choice.feed(delta)
         if stopped:
-            self._engine.frontend.abort([delta.rid])
+            self._engine.frontend.end([delta.rid])
         responses = []
         for message in messages:
             if isinstance(message, pb.GenerateComplete):
