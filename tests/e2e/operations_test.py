@@ -113,3 +113,20 @@ def test_spans_of_gateway_and_engine_share_the_callers_trace(server: Server, col
     assert (gateway.parent_span_id.hex(), engine.parent_span_id) == (caller, gateway.span_id)
     assert gateway.start_time_unix_nano <= engine.start_time_unix_nano <= engine.end_time_unix_nano
     assert attributes(engine)["gen_ai.usage.output_tokens"] == 5 == attributes(gateway)["gen_ai.usage.output_tokens"]
+
+
+def test_the_control_port_hands_requests_for_text_on_to_the_gateway_and_streams_as_it_does(server: Server) -> None:
+    body = {"prompt": "Count: one two", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+    expected = server.post("/v1/completions", body)[1]["choices"][0]["text"]
+    assert control(server, "/v1/completions", body)[1]["choices"][0]["text"] == expected
+    asked = {"text": "Count: one two", "sampling_params": {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}}
+    assert control(server, "/generate", asked)[1]["text"] == expected
+    url = f"http://127.0.0.1:{server.control_port}/v1/completions"
+    with urllib.request.urlopen(url, json.dumps(body | {"stream": True}).encode(), timeout=60) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        events = [line[6:] for line in stream.read().decode().splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]) == expected
+    assert control(server, "/v1/models")[1]["data"] and control(server, "/health_check")[0] == 200
+    status, error = control(server, "/v1/completions", body | {"max_tokens": "five"})
+    assert status == 400 and error["error"]["param"] == "max_tokens"

@@ -2,7 +2,8 @@
 """The supervisor's control server (`--control-port`): what runs here, the gateway's health, and the engine's controls.
 
 On loopback only, on threads of its own. What steers or measures the engine is passed on to the engine's own port and
-answered by it; while there is no engine the answer is 503. What this release lacks is answered 501 by name.
+answered by it; while there is no engine the answer is 503. Requests for text go on to the gateway, so that a trainer
+needs one address. What this release lacks is answered 501 with the reason.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tokenspeed.cli.replies import merged
-from tokenspeed.config.control_paths import ABSENT_PATHS, ENGINE_PATHS, LARGE_PATHS, QUERY_PATHS
+from tokenspeed.config.control_paths import ABSENT_PATHS, ENGINE_PATHS, GATEWAY_PATHS, LARGE_PATHS, QUERY_PATHS
 from tokenspeed.observability.endpoint import Answer, Endpoint, Handler, Paths, json_answer, refusal
+from tokenspeed.observability.pass_on import PassOn
 
+_ONE_TOKEN = b'{"text": "1", "sampling_params": {"max_new_tokens": 1}}'
 _JOIN = "/init_weights_update_group"
 _TIMEOUT_S = 5.0
 _RELAY_TIMEOUT_S = 3600.0
@@ -35,9 +38,7 @@ class ControlServer:
         self, port: int, gateway_url: str, engine_urls: Sequence[str], api_key: str | None, info: Info
     ) -> None:
         routes: dict[tuple[str, str], Handler] = {
-            (method, path): _absent(path, why)
-            for method in ("GET", "POST")
-            for path, why in {**ABSENT_PATHS, "/generate": "it is at the gateway's port"}.items()
+            (method, path): _absent(path, why) for method in ("GET", "POST") for path, why in ABSENT_PATHS.items()
         }
         for method in ("GET", "POST"):
             for path in ENGINE_PATHS:
@@ -47,7 +48,9 @@ class ControlServer:
         routes["GET", "/get_server_info"] = lambda _: json_answer(200, info())
         routes["GET", "/health_generate"] = lambda _: json_answer(200, {"status": "ok"})
         routes["GET", "/metrics"] = _relay_to_all("GET", "/metrics", engine_urls, None)
-        paths = Paths(open=frozenset({"/health", "/metrics"}), large=LARGE_PATHS, queried=QUERY_PATHS)
+        passed_on = {path: PassOn(gateway_url) for path in GATEWAY_PATHS}
+        passed_on["/health_check"] = PassOn(gateway_url, "/generate", _ONE_TOKEN)
+        paths = Paths(frozenset({"/health", "/metrics"}), LARGE_PATHS | {*GATEWAY_PATHS}, QUERY_PATHS, passed_on)
         self._endpoint = Endpoint("127.0.0.1", port, routes, api_key, paths)
         self.port = self._endpoint.port
 

@@ -33,8 +33,18 @@ ENGINE_PATHS = (
 QUERY_PATHS = frozenset({"/sleep", "/wake_up"})
 """Whose fields may come in the query of the URL, as clients of vLLM send them."""
 
+GATEWAY_PATHS = (
+    "/generate",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/models",
+    "/v1/responses",
+)
+"""Answered by the gateway behind the supervisor."""
+
 LARGE_PATHS = frozenset({"/update_weights_from_tensor"})
-"""Whose bodies carry tensors."""
+"""Of engines, whose bodies carry tensors."""
 
 ABSENT_PATHS = {
     "/rebalance_experts": "every rank holds a part of each expert, so no expert's place can change",

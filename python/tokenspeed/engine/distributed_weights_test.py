@@ -164,7 +164,7 @@ def test_what_is_wrong_with_a_group_is_said_by_field_and_none_is_joined(
         ({"master_port": 70000}, "master_port"),
         ({"rank_offset": 0}, "rank_offset"),
         ({"world_size": "2"}, "world_size"),
-        ({"rank_offset": 2}, "world_size: 2 has no place for the ranks 2 to 2"),
+        ({"rank_offset": 2}, "world_size: 2 has no place for the engine's 2 to 2"),
         ({"backend": "nccl"}, "use gloo"),
         ({"backend": "mpi"}, "mpi"),
         ({"group_name": 3}, "group_name"),

@@ -49,7 +49,7 @@ class TrainerGroups:
             raise OperationError(400, f"group_name: {group.name!r} is joined already; destroy it first")
         if last >= group.world_size:
             raise OperationError(
-                400, f"world_size: {group.world_size} has no place for the ranks {group.rank_offset} to {last} that we are"
+                400, f"world_size: {group.world_size} has no place for the engine's {group.rank_offset} to {last}"
             )
         on_loop(lambda: self._loop.mirror.operated("join_trainer", group))
         failure = self._together(lambda: self._join(group))

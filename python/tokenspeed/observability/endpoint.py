@@ -17,8 +17,10 @@ import logging
 import threading
 import urllib.parse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from tokenspeed.observability.pass_on import PassOn, Unanswered, pass_on
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +47,12 @@ Routes = Mapping[tuple[str, str], Handler]
 @dataclass(frozen=True)
 class Paths:
     """open: free of the key. large: with bodies of up to 2 GiB instead of 1 MiB. queried: fields may also come in the
-    URL's query: texts, and lists of those that come several times."""
+    URL's query: texts, and lists of those that come several times. passed_on: answered by another server."""
 
     open: frozenset[str] = frozenset()
     large: frozenset[str] = frozenset()
     queried: frozenset[str] = frozenset()
+    passed_on: Mapping[str, PassOn] = field(default_factory=dict)
 
 
 NO_PATHS = Paths()
@@ -105,12 +108,32 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._serve()
 
     def _serve(self) -> None:
-        answer = self._answer()
+        path = self.path.partition("?")[0]
+        answer = self._passed_on(path, self.paths.passed_on[path]) if path in self.paths.passed_on else self._answer()
+        if answer is None:
+            return
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(answer.data)))
         self.end_headers()
         self.wfile.write(answer.data)
+
+    def _passed_on(self, path: str, to: PassOn) -> Answer | None:
+        """None once the other server's answer was handed on."""
+        may = self._authorized()
+        data = self._data(_MAX_LARGE_BODY_BYTES if may and path in self.paths.large else _MAX_BODY_BYTES)
+        if not may:
+            return refusal(401, "a valid key is required: Authorization: Bearer <key>")
+        if isinstance(data, Answer):
+            return data
+        try:
+            # With a key of our own, the one that came is not the other server's.
+            pass_on(self, to, data, self.key is None)
+        except Unanswered as error:
+            return refusal(503, f"{path}: {to.url} does not answer: {error}")
+        except OSError:  # the caller has left
+            self.close_connection = True
+        return None
 
     def _answer(self) -> Answer:
         path, _, query = self.path.partition("?")
@@ -144,12 +167,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.key)
 
-    def _body(self, limit: int) -> Mapping[str, Any] | Answer:
+    def _data(self, limit: int) -> bytes | Answer:
         length = self.headers.get("Content-Length") or "0"
         if not length.isdigit() or int(length) > limit:
             self.close_connection = True
             return refusal(413, f"a body has at most {limit} bytes")
-        data = self.rfile.read(int(length))
+        return self.rfile.read(int(length))
+
+    def _body(self, limit: int) -> Mapping[str, Any] | Answer:
+        data = self._data(limit)
+        if isinstance(data, Answer):
+            return data
         if not data.strip():
             return {}
         try:
