@@ -163,6 +163,7 @@ class Bench:
         return {
             "us_per_token": (long_us - short_us) / (tokens - 1),
             "us_per_request": unary_us,
+            "us_per_stream": short_us,
             "rss_mb": self.processes.rss_mb(),
         }
 

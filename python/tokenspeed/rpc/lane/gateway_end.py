@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 # see first; they get this long to arrive before requests in flight are failed.
 _LAST_WORDS_S = 0.1
 _FRAMES_PER_TURN = 64
+_HELD_MESSAGES = 4
+"""A message that wakes the socket's thread costs more than one that goes with another. The first of a turn of the loop
+goes at once; those behind it go by so many, and at the turn's end: none waits for long."""
 _TCP_HEARTBEAT_MS = 2000
 _TCP_HEARTBEAT_TIMEOUT_MS = 8000
 
@@ -51,7 +54,9 @@ class GatewayLane(Lane):
         self._expected = 1
         self._doomed = False
         self._looking = False
-        """A look at the request socket is on its way."""
+        """A message has gone in this turn of the loop, and a look at the request socket is on its way."""
+        self._held: list[tuple[Rank, list[bytes]]] = []
+        """Messages that go together, in their order."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- life ------------------------------------------------------------------------------------------------
@@ -74,6 +79,7 @@ class GatewayLane(Lane):
         """Close every socket, also after an `open` that failed; requests in flight fail. May be called twice."""
         if self._context.closed:
             return
+        self._send_held()
         self._close_data("the gateway is stopping")
         for socket in (self._handshake, self._judge):
             self._close_socket(socket)
@@ -165,6 +171,7 @@ class GatewayLane(Lane):
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        self._held.clear()
         if self._input is not None and self._monitor is not None:
             self._unwatch(self._monitor)
             self._input.disable_monitor()
@@ -208,7 +215,21 @@ class GatewayLane(Lane):
         self._loop.call_soon(self._drain, socket, on_frames)
 
     def _send(self, rank: Rank, frames: list[bytes]) -> bool:
-        """Send to a rank; False when it is gone (its loss is on its way then)."""
+        """Send to a rank, or hold the message for a moment; False when the rank is gone (its loss is on its way then)."""
+        if self._looking:
+            self._held.append((rank, frames))
+            if len(self._held) >= _HELD_MESSAGES:
+                self._send_held()
+            return True
+        return self._put(rank, frames)
+
+    def _send_held(self) -> None:
+        held, self._held = self._held, []
+        for rank, frames in held:
+            if not self._put(rank, frames):
+                return  # with the rank, all that is in flight will be lost
+
+    def _put(self, rank: Rank, frames: list[bytes]) -> bool:
         assert self._input is not None and self._loop is not None
         try:
             send(self._input, [rank.identity, *frames])
@@ -223,6 +244,8 @@ class GatewayLane(Lane):
         return True
 
     def _look(self) -> None:
+        if self._input is not None:
+            self._send_held()
         self._looking = False
         if self._input is not None:
             self._drain(self._input, self._on_registration)
