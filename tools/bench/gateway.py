@@ -3,8 +3,9 @@
 
 Both are whole processes in front of the same scripted engine (`gateway_engine.py`), on the lane that the released
 gateway speaks, and take turns in one run. Per token: the processor time of long streamed answers less that of streamed
-answers of one token, over the tokens between. Per request: unary answers of eight tokens that come in one step. The
-engine's pace keeps a gateway below its limit, so that nothing is saved by falling behind: steps would be read together.
+answers of one token, over the tokens between. Per request: unary answers of eight tokens that come in one step; per
+stream: those streamed answers of one token. The engine's pace keeps a gateway below its limit, so that nothing is saved
+by falling behind: steps would be read together.
 
 `python3 tools/bench/gateway.py --smg /path/to/venv/bin/smg --json` (`pip install tokenspeed-smg` into a venv of its
 own); without `--smg` ours runs alone.

@@ -31,7 +31,7 @@ def test_the_processor_time_is_that_of_the_process_and_grows_with_its_work() -> 
 def test_a_round_tells_every_number_and_an_error_for_an_answer_ends_the_run() -> None:
     with Bench("ours", ours(), TEXT) as gateway:
         numbers = gateway.measure(2, 64)
-        assert set(numbers) == {"us_per_token", "us_per_request", "rss_mb"}
+        assert set(numbers) == {"us_per_token", "us_per_request", "us_per_stream", "rss_mb"}
         assert all(value > 0 for value in numbers.values())
         with pytest.raises(ExceptionGroup) as raised:
             asyncio.run(run(gateway.port, Ask("nobody's model", 5, 4, True), 1, 1, TEXT))
