@@ -119,8 +119,10 @@ class OutputColumns:
         records = self._requests.with_ids(outcome.request_ids.tolist())
         emitted = _emitted(outcome, tokens)
         for record, new in zip(records, emitted):
-            record.output_ids += new
-            record.num_outputs += 1
+            record.output_ids.extend(new)
+        if tokens.token_ids.shape[1] > 1:
+            for record, new in zip(records, emitted):
+                record.num_extra += max(0, len(new) - 1)
         now = time.time()
         for index in np.flatnonzero(outcome.completion_tokens <= outcome.num_tokens).tolist():
             records[index].clock.emitted(now)

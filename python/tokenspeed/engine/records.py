@@ -37,7 +37,7 @@ class RequestRecord:
         "cache_salt",
         "traceparent",
         "prompt_scores",
-        "num_outputs",
+        "num_extra",
         "is_queued",
     )
 
@@ -62,9 +62,14 @@ class RequestRecord:
             self.prompt_scores = PromptScores(prompt_ids, params.prompt_logprob_start, params.prompt_logprobs)
         self.is_queued = False
         """Whether the scheduler knows it: not while its grammar is compiled."""
-        self.num_outputs = 0
-        """Steps that gave it tokens."""
+        self.num_extra = 0
+        """Tokens beyond one that steps gave it."""
         self.held_logprobs: list[tuple[float, list[float], list[int]]] = []
+
+    @property
+    def num_outputs(self) -> int:
+        """Steps that gave it tokens."""
+        return len(self.output_ids) - self.num_extra
 
 
 class RequestTable:

@@ -73,6 +73,8 @@ class StepLog:
     def computed(self, plan: Plan) -> None:
         """A step's results are there: prompts whose last chunk it had are complete."""
         first = plan.num_decode_rows
+        if first == plan.num_rows:
+            return
         last_chunks = plan.request_ids[first:][plan.samples[first:].astype(bool)].tolist()
         now = time.time()
         for request_id in last_chunks:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Histograms that cost a request little: one search by halving and two additions, where the library's take locks and
-walk the buckets. Observed and collected on one thread. What a scrape reads of them is what it reads of the library's.
+walk the buckets. Observed on one thread; any may collect, and may then see a bucket before its sum. What a scrape reads
+of them is what it reads of the library's.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Histograms(Collector):
     def collect(self) -> Iterable[Metric]:
         """All samples, for a scrape."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for values, series in self._series.items():
+        for values, series in list(self._series.items()):
             reached, buckets = 0, []
             for le, count in zip(self._les, series.counts):
                 reached += count

@@ -164,10 +164,10 @@ class Sampler:
         Sends changed parameters to the device, so what follows may be a step captured earlier.
         """
         features = self._params.features(host_slots)
-        if num_logprobs is not None or features & ~Feature.NOISE or self._detects_nan:
+        if num_logprobs is not None or features > Feature.NOISE or self._detects_nan:  # noise is the lowest bit
             return None
         self._params.refresh()
-        return bool(features & Feature.NOISE)
+        return bool(features)
 
     def draw(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, noise: bool) -> torch.Tensor:
         """Tokens int32 [S] of rows without extras; without `noise` all take the largest logit.

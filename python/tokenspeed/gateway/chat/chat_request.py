@@ -182,7 +182,7 @@ def _reply_rules(
     """The parsers of this request; the machines start in the state that the rendered prompt leaves the model in."""
     continued = _own_text(last) if request.continue_final_message else None
     separate = request.separate_reasoning is not False
-    parsers = model.parsers if model.template_has_tools else model.parsers.or_tools("qwen")
+    parsers = model.reply_parsers
 
     def make() -> TextMachine | None:
         if use.callable is not None and use.schema is not None:

@@ -39,6 +39,8 @@ class ServedModel:
     ) -> None:
         self.parsers = parsers
         self.template_has_tools = template is not None and template.tools
+        self.reply_parsers = parsers if self.template_has_tools else parsers.or_tools("qwen")
+        """A template that knows no tools is told of them in words, and so of one way to call them."""
         self.marker_ids = frozenset(
             token_id for marker in MARKER_TOKENS if (token_id := tokenizer.token_id(marker)) is not None
         )

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # see first; they get this long to arrive before requests in flight are failed.
 _LAST_WORDS_S = 0.1
 _FRAMES_PER_TURN = 64
-_HELD_MESSAGES = 4
+_HELD_MESSAGES = 8
 """A message that wakes the socket's thread costs more than one that goes with another. The first of a turn of the loop
 goes at once; those behind it go by so many, and at the turn's end: none waits for long."""
 _TCP_HEARTBEAT_MS = 2000
@@ -215,7 +215,7 @@ class GatewayLane(Lane):
         self._loop.call_soon(self._drain, socket, on_frames)
 
     def _send(self, rank: Rank, frames: list[bytes]) -> bool:
-        """Send to a rank, or hold the message for a moment; False when the rank is gone (its loss is on its way then)."""
+        """Send to a rank, or hold the message for a moment; False when it is gone (its loss is on its way then)."""
         if self._looking:
             self._held.append((rank, frames))
             if len(self._held) >= _HELD_MESSAGES:

@@ -159,26 +159,6 @@ def test_a_request_reaches_the_engine_and_its_result_comes_back(url: str) -> Non
     asyncio.run(scene())
 
 
-def test_messages_of_one_turn_arrive_in_their_order_also_those_that_a_closing_lane_still_holds(url: str) -> None:
-    async def scene() -> None:
-        engine = Engine(url, answer=False)
-        async with gateway(url) as lane:
-            await until(ready(lane))
-            for i in range(11):
-                lane.submit(renamed(f"r{i}"), Sink())
-            lane.abort(["r3", "r10"])
-            await until(lambda: len(engine.seen) == 12)
-            lane.submit(renamed("last"), Sink())
-            lane.submit(renamed("very last"), Sink())
-        await until(lambda: len(engine.seen) == 14)
-        engine.stop()
-        asked = [message.request.rid for message in engine.seen if isinstance(message, wire.AddRequest)]
-        assert asked == [f"r{i}" for i in range(11)] + ["last", "very last"]
-        assert engine.seen[11] == wire.AbortRequests(["r3", "r10"])
-
-    asyncio.run(scene())
-
-
 def test_an_engine_may_dial_before_the_gateway_is_there(url: str) -> None:
     async def scene() -> None:
         engine = Engine(url)
