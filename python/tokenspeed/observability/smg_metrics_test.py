@@ -25,7 +25,7 @@ OWN = {"smg_bucket_policy_branch_total"}
 def rows() -> dict[str, tuple[str, str, str]]:
     """Name to (type, labels, why it is not emitted)."""
     with TABLE.open(encoding="utf-8") as lines:
-        table = list(csv.reader(lines, delimiter="\t"))[1:]
+        table = [["" if cell == "-" else cell for cell in row] for row in csv.reader(lines, delimiter="\t")][1:]
     assert len({row[0] for row in table}) == len(table)
     return {name: (kind, labels, why) for name, kind, labels, why in table}
 

@@ -179,7 +179,7 @@ class Server:
             "forwarded_for": lambda: request.headers.get("x-forwarded-for", "")[:_MAX_LOGGED],
             "user_agent": lambda: request.headers.get("user-agent", "")[:_MAX_LOGGED],
             "request_bytes": lambda: request.content.total_bytes,
-            "response_bytes": lambda: 0 if response is None else response.body_length,
+            "response_bytes": lambda: _num_bytes(response),
             "worker": lambda: request.get(ROUTED, ""),
         }
         log_access(facts | {name: known[name]() for name in self._options.access_fields})
@@ -321,6 +321,13 @@ async def metrics_response(service: Service) -> web.Response:
     """The text of /metrics, of all gateway processes on this port."""
     body = service.own_metrics() if service.totals is None else await service.totals()
     return web.Response(body=body, headers={"content-type": CONTENT_TYPE})
+
+
+def _num_bytes(response: web.StreamResponse | None) -> int:
+    """Of its body: a whole answer goes out behind the middleware."""
+    if isinstance(response, web.Response):
+        return len(response.body) if isinstance(response.body, bytes) else 0
+    return 0 if response is None else response.body_length
 
 
 def _json(value: object, status: int = 200) -> web.Response:
