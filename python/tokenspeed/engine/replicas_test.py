@@ -180,7 +180,8 @@ def test_a_replica_that_is_killed_ends_its_requests_once_and_the_other_serves_on
     with pytest.raises(EngineDeadError, match="rank 1"):
         engine.generate([PROMPT], GREEDY, data_parallel_rank=1)
     assert [row["dp_rank"] for row in ask(engine, "/v1/loads")["loads"]] == [0]
-    assert engine.kv_log.subscribe_afresh([].append).blocks.keys() == {0}
+    later: list[KvBatch] = []
+    assert engine.kv_log.subscribe_afresh(later.append).blocks.keys() == {0}
     engine.operations.flush_cache()
     wait_until(lambda: engine.load().active_blocks == 0)
     os.kill(engine._serving._replicas[0].process.pid, signal.SIGKILL)  # type: ignore[union-attr]

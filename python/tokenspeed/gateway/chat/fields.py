@@ -45,7 +45,7 @@ class Handling(msgspec.Struct, frozen=True):
     @property
     def columns(self) -> dict[str, Any]:
         """The lane's columns that say it; empty where there is nothing to say."""
-        if not (self.priority or self.cache_salt):
+        if not (self.priority or self.cache_salt or self.data_rank is not None):
             return {}
         given = {"priority": self.priority, "cache_salt": self.cache_salt}
         columns = {name: value for name, value in given.items() if value}
