@@ -53,7 +53,7 @@ from tokenspeed.gateway.route.policies import make_policy
 from tokenspeed.gateway.route.retry import RetryPolicy
 from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.route.worker import Worker, WorkerOptions, WorkerState
-from tokenspeed.gateway.several.door import Door
+from tokenspeed.gateway.several.door import Door, Room
 from tokenspeed.gateway.text.builtin_templates import BUILT_IN
 from tokenspeed.gateway.text.parse.names import Parsers, UnknownParser, parsers_named
 from tokenspeed.gateway.text.template import ChatTemplate, TemplateError
@@ -251,7 +251,15 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
                 stack, server.side_app([]), _Place(config.host, config.listeners.health_port, 75.0, tls, shared)
             )
         if config.member is not None:
-            door = Door(config.member, service.own_metrics, lambda: bool(router.ready()), stop_response)
+            room = Room(
+                metrics=service.own_metrics,
+                ready=lambda: bool(router.ready()),
+                loads=admin.own_loads,
+                stop=stop_response,
+                flushed=admin.were_flushed,
+            )
+            door = Door(config.member, room)
+            admin.others = door
             service.others_ready = door.others_ready
             service.totals, service.stop_elsewhere = door.metrics, door.stop_everywhere
             admin.fixed_workers = True

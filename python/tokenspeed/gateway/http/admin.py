@@ -9,9 +9,10 @@ are kept here. Lives on the loop's thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import json
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -54,6 +55,16 @@ class Drain:
     grace_s: float
 
 
+class Others(Protocol):
+    """The way to the other gateway processes on the port."""
+
+    async def loads(self) -> list[bytes]:
+        """What each knows of its workers: `own_loads`."""
+
+    async def tell_flushed(self, urls: list[str]) -> None:
+        """The caches of these workers are empty."""
+
+
 class AdminApi:
     """`routes` are ready to be added to the server's. `spawn` starts a task whose failure does not pass unseen."""
 
@@ -61,6 +72,8 @@ class AdminApi:
         self._router, self._keys, self._spawn, self._drain = router, keys, spawn, drain
         self.fixed_workers = False
         """Several gateway processes have the workers that they were started with."""
+        self.others: Others | None = None
+        """The other gateway processes on the port; None: there are none."""
         self._retiring: dict[str, asyncio.Task[None]] = {}
         self._closed = False
 
@@ -92,7 +105,25 @@ class AdminApi:
 
     async def _loads(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        return _json({"workers": [_load(worker) for worker in self._router.workers]}, 200)
+        loads = self._own_loads()
+        if self.others is not None:
+            loads = joined_loads([loads, *map(json.loads, await self.others.loads())])
+        for load in loads:
+            for rank in load["ranks"]:
+                del rank["told_s"]
+        return _json({"workers": loads}, 200)
+
+    def _own_loads(self) -> list[dict[str, Any]]:
+        return [_load(worker) for worker in self._router.workers]
+
+    def own_loads(self) -> bytes:
+        """What this process knows of its workers, for other processes on the port."""
+        return encode_json(self._own_loads())
+
+    def were_flushed(self, urls: Sequence[str]) -> None:
+        """The caches of these workers are empty."""
+        for url in urls:
+            self._router.policy.forget(url)
 
     async def _flush(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
@@ -101,6 +132,8 @@ class AdminApi:
             raise no_available_workers("no worker has an engine whose cache could be flushed")
         results = await asyncio.gather(*(self._flush_one(worker) for worker in workers))
         flushed = sum(result["success"] for result in results)
+        if self.others is not None:
+            await self.others.tell_flushed([result["url"] for result in results if result["success"]])
         counts = {"workers_flushed": flushed, "total_workers": len(results)}
         body: dict[str, Any] = {"success": flushed == len(results), **counts, "workers": results}
         if body["success"]:
@@ -196,10 +229,28 @@ def _load(worker: Worker) -> dict[str, Any]:
             "waiting": rank.num_waiting,
             "kv_active_blocks": rank.active_blocks,
             "kv_total_blocks": rank.total_blocks,
+            "told_s": rank.load_s,
         }
         for rank in worker.lane.ranks.values()
     ]
     return {"worker": worker.url, "state": worker.state().value, "load": worker.num_in_flight, "ranks": ranks}
+
+
+def joined_loads(views: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One view of several processes' of the same workers: each has requests of its own in flight, and of an engine's
+    numbers the last that were told count. Clocks are the machine's."""
+    joined: dict[str, dict[str, Any]] = {}
+    for load in (load for view in views for load in view):
+        known = joined.setdefault(load["worker"], {**load, "load": 0, "ranks": []})
+        known["load"] += load["load"]
+        ranks = {rank["rank"]: rank for rank in known["ranks"]}
+        for rank in load["ranks"]:
+            other = ranks.get(rank["rank"])
+            latest = rank if other is None or rank["told_s"] > other["told_s"] else other
+            in_flight = rank["in_flight"] + (0 if other is None else other["in_flight"])
+            ranks[rank["rank"]] = {**latest, "in_flight": in_flight}
+        known["ranks"] = [ranks[number] for number in sorted(ranks)]
+    return list(joined.values())
 
 
 def _worker_object(worker: Worker) -> dict[str, Any]:

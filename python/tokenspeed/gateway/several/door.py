@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: MIT
 """How the gateway processes of one port reach each other: a Unix socket each, in their private folder.
 
-`GET /metrics` gives one process's own counts, `GET /ready` says whether it has a worker; `POST /responses/{id}/stop`
-ends a background response, if it runs there. A process that is away (it is being started again) is passed over.
+`GET /metrics` gives one process's own counts, `GET /loads` its view of its workers, `GET /ready` says whether it has
+one; `POST /responses/{id}/stop` ends a background response, if it runs there, and `POST /flushed` says that workers'
+caches are empty. A process that is away (it is being started again) is passed over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -23,18 +26,27 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
 
 
-class Door:
-    """This process's door and the way to the others'. `metrics` gives its own text, `ready` says whether it has a
-    worker, `stop` ends a response here."""
+@dataclass(frozen=True)
+class Room:
+    """What is behind a door, of this process alone."""
 
-    def __init__(
-        self,
-        member: Member,
-        metrics: Callable[[], bytes],
-        ready: Callable[[], bool],
-        stop: Callable[[str], Awaitable[None]],
-    ) -> None:
-        self._member, self._own, self._ready, self._stop = member, metrics, ready, stop
+    metrics: Callable[[], bytes]
+    """The text of its own metrics."""
+    ready: Callable[[], bool]
+    """Whether it has a worker."""
+    loads: Callable[[], bytes]
+    """Its view of its workers, as JSON."""
+    stop: Callable[[str], Awaitable[None]]
+    """Ends a response, if it runs here."""
+    flushed: Callable[[list[str]], None]
+    """Hears the URLs of workers whose caches are empty."""
+
+
+class Door:
+    """This process's door and the way to the others'."""
+
+    def __init__(self, member: Member, room: Room) -> None:
+        self._member, self._room = member, room
         self._runner: web.AppRunner | None = None
 
     async def open(self) -> None:
@@ -44,7 +56,9 @@ class Door:
             [
                 web.get("/metrics", self._metrics),
                 web.get("/ready", self._readiness),
+                web.get("/loads", self._loads),
                 web.post("/responses/{id}/stop", self._stopped),
+                web.post("/flushed", self._flushed),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None)
@@ -60,7 +74,17 @@ class Door:
     async def metrics(self) -> bytes:
         """The text of /metrics for all processes together."""
         others = await asyncio.gather(*(_ask("GET", door, "/metrics") for door in self._others()))
-        return added_up([self._own(), *(text for text in others if text is not None)])
+        return added_up([self._room.metrics(), *(text for text in others if text is not None)])
+
+    async def loads(self) -> list[bytes]:
+        """The views of all other processes that can be asked."""
+        answers = await asyncio.gather(*(_ask("GET", door, "/loads") for door in self._others() if door.exists()))
+        return [answer for answer in answers if answer is not None]
+
+    async def tell_flushed(self, urls: list[str]) -> None:
+        """The caches of these workers are empty."""
+        body = json.dumps(urls).encode()
+        await asyncio.gather(*(_ask("POST", door, "/flushed", body) for door in self._others() if door.exists()))
 
     async def others_ready(self) -> bool:
         """Whether every other process that can be asked has a worker: the next connection may be any one's."""
@@ -75,22 +99,29 @@ class Door:
         return [door for door in self._member.siblings if door != self._member.door]
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._own())
+        return web.Response(body=self._room.metrics())
 
     async def _readiness(self, request: web.Request) -> web.Response:
-        return web.Response(body=b"yes" if self._ready() else b"no")
+        return web.Response(body=b"yes" if self._room.ready() else b"no")
 
     async def _stopped(self, request: web.Request) -> web.Response:
-        await self._stop(request.match_info["id"])
+        await self._room.stop(request.match_info["id"])
+        return web.Response()
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._room.loads())
+
+    async def _flushed(self, request: web.Request) -> web.Response:
+        self._room.flushed(await request.json())
         return web.Response()
 
 
-async def _ask(method: str, door: Path, path: str) -> bytes | None:
+async def _ask(method: str, door: Path, path: str, body: bytes | None = None) -> bytes | None:
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     try:
         async with (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(door)), timeout=timeout) as session,
-            session.request(method, f"http://gateway{path}") as answer,
+            session.request(method, f"http://gateway{path}", data=body) as answer,
         ):
             return await answer.read() if answer.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -18,13 +18,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tokenspeed.config.member import Member
-from tokenspeed.gateway.several.door import Door
+from tokenspeed.gateway.http.admin import joined_loads
+from tokenspeed.gateway.several.door import Door, Room
 from tokenspeed.gateway.several.totals import added_up
 from tokenspeed.gateway.testing.fake_engine import FakeEngine, Step
 from tokenspeed.gateway.testing.running import ids, write_tokenizer
@@ -160,6 +162,27 @@ def test_calls_reach_the_engine_and_come_back(running: Gateways) -> None:
     assert status == 409 and b"busy" in body
 
 
+def test_loads_are_those_of_both_processes_whichever_is_asked(running: Gateways) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(running.chat, "v", 400) for _ in range(8)]
+        _until("all run", lambda: running.engine.num_active == 8)
+
+        def told() -> list[tuple[Any, ...]]:
+            """What 12 connections hear, which are dealt out at random."""
+            answers = [json.loads(running.ask("GET", "/get_loads")[1])["workers"] for _ in range(12)]
+            return [(load["worker"], load["load"], *_numbers(load["ranks"])) for (load,) in answers]
+
+        _until("all hear all", lambda: told() == [(running.url, 8, 8, 8)] * 12)
+        assert [answer.result(30) for answer in answers] == ["v" * 400] * 8
+
+
+def _numbers(ranks: list[dict[str, Any]]) -> tuple[int, int]:
+    """Of the one rank: requests in flight by the gateways, and those that it runs by itself."""
+    (rank,) = ranks
+    assert "told_s" not in rank
+    return rank["in_flight"], rank["running"]
+
+
 def test_workers_are_those_of_the_start(running: Gateways) -> None:
     status, body = running.ask("POST", "/workers", {"url": "tcp://127.0.0.1:1"})
     assert (status, json.loads(body)["error"]["code"]) == (400, "workers_fixed")
@@ -255,7 +278,7 @@ def test_a_process_says_that_another_one_has_no_worker_yet(tmp_path: Path) -> No
         members = [Member(index, 3, str(tmp_path), 1) for index in range(3)]
         states = [True, False]
         doors = [
-            Door(member, lambda: b"", lambda index=member.index: states[index], _nothing)  # type: ignore[misc]
+            Door(member, Room(lambda: b"", partial(states.__getitem__, member.index), lambda: b"[]", _nothing, print))
             for member in members[:2]  # the third is being started again
         ]
         for door in doors:
@@ -273,3 +296,34 @@ def test_a_process_says_that_another_one_has_no_worker_yet(tmp_path: Path) -> No
 
 async def _nothing(response_id: str) -> None:
     """There are no background responses."""
+
+
+def test_the_others_tell_their_loads_and_hear_of_empty_caches(tmp_path: Path) -> None:
+    async def heard() -> tuple[list[bytes], list[list[str]]]:
+        heard: list[list[str]] = []
+        members = [Member(index, 3, str(tmp_path), 1) for index in range(3)]
+        doors = [
+            Door(member, Room(lambda: b"", lambda: True, partial(str(member.index).encode), _nothing, heard.append))
+            for member in members[:2]  # the third is being started again
+        ]
+        for door in doors:
+            await door.open()
+        loads = await doors[0].loads()
+        await doors[0].tell_flushed(["w0", "w1"])
+        for door in doors:
+            await door.close()
+        return loads, heard
+
+    assert asyncio.run(heard()) == ([b"1"], [["w0", "w1"]])
+
+
+def test_loads_are_added_and_what_an_engine_told_last_counts() -> None:
+    def view(load: int, told_s: float, running: int) -> list[dict[str, Any]]:
+        return [{"worker": "w", "load": load, "ranks": [_rank(0, load, told_s, running), _rank(1, 0, 1.0, 0)]}]
+
+    def _rank(rank: int, in_flight: int, told_s: float, running: int) -> dict[str, Any]:
+        return {"rank": rank, "in_flight": in_flight, "running": running, "told_s": told_s}
+
+    other = [{"worker": "v", "load": 1, "ranks": []}]
+    joined = joined_loads([view(2, 5.0, 9), [*view(3, 7.0, 4), *other], view(0, 6.0, 8)])
+    assert joined == [*view(5, 7.0, 4), *other]
