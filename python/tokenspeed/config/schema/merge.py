@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenspeed.config.schema.error import SchemaError
-from tokenspeed.config.schema.values import same
+from tokenspeed.config.schema.values import same, those_that_hold
 
 _LARGER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
 _SMALLER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
@@ -78,7 +78,7 @@ def _types(out: dict[str, Any], key: str, a: dict[str, Any], b: dict[str, Any], 
 
 
 def _enum(out: dict[str, Any], key: str, a: dict[str, Any], b: dict[str, Any], path: str) -> None:
-    out[key] = [value for value in a[key] if any(same(value, other) for other in b[key])]
+    out[key] = those_that_hold({"enum": b[key]}, a[key], {})
     out["never"] = out.get("never", False) or not out[key]
 
 

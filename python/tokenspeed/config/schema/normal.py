@@ -16,8 +16,13 @@ from urllib.parse import unquote
 from tokenspeed.config.schema import shapes
 from tokenspeed.config.schema.error import SchemaError
 from tokenspeed.config.schema.merge import merged
-from tokenspeed.config.schema.values import disjoint, holds
+from tokenspeed.config.schema.values import disjoint, identity, those_that_hold
 from tokenspeed.config.schema.words import MAX_DEPTH, MAX_NODES, check_words, types_of
+
+_MAX_ONE_OF = 256
+"""Branches of a oneOf, which are compared pair by pair."""
+_MAX_PAIRS = 1_000_000
+"""Values of an enum times alternatives beside it."""
 
 
 def normal_schema(schema: Any) -> dict[str, Any]:
@@ -86,11 +91,15 @@ class _Normaliser:
     def _choice(self, key: str, words: dict[str, Any], path: str, depth: int) -> Any:
         branches = []
         parts = words.pop(key)
+        if len(words.get("enum", ())) * len(parts) > _MAX_PAIRS:
+            raise SchemaError(path, f"'enum' beside {len(parts)} alternatives is not supported")
         for index, part in enumerate(parts):
             part = part if isinstance(part, bool) else check_words(part, f"{path}/{key}/{index}", False)
             branches.append(self.of(merged(part, words, path), f"{path}/{key}/{index}", depth + 1))
         branches = [branch for branch in branches if branch is not False]
         if key == "oneOf" and len(branches) > 1:
+            if len(branches) > _MAX_ONE_OF:
+                raise SchemaError(path, f"'oneOf' has {len(branches)} branches, at most {_MAX_ONE_OF}; use 'anyOf'")
             self.finish_references()
             for i, branch in enumerate(branches):
                 if not all(disjoint(branch, other, self.defs) for other in branches[:i]):
@@ -98,10 +107,8 @@ class _Normaliser:
         return self._any_of(branches)
 
     def _any_of(self, branches: list[Any]) -> Any:
-        flat: list[Any] = []
-        for branch in branches:
-            if branch is not False:
-                flat += [inner for inner in branch.get("anyOf", [branch]) if inner not in flat]
+        alternatives = [inner for branch in branches if branch is not False for inner in branch.get("anyOf", [branch])]
+        flat = list({identity(inner): inner for inner in alternatives}.values())
         if not flat:
             return False
         if {} in flat:
@@ -112,7 +119,7 @@ class _Normaliser:
         values = words.pop("enum")
         rest = self.of(words, path, depth + 1)
         self.finish_references()
-        values = [value for value in values if holds(rest, value, self.defs)]
+        values = those_that_hold(rest, values, self.defs)
         return {"enum": values} if values else False
 
     def _typed(self, name: str, words: dict[str, Any], path: str, depth: int) -> Any:

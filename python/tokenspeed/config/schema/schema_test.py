@@ -31,6 +31,11 @@ def closed(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
         ({"const": 3}, {"enum": [3]}),
         ({"enum": [1, "a", True, 1.5], "type": "integer"}, {"enum": [1]}),
         ({"enum": [1, 2], "const": 2}, {"enum": [2]}),
+        (
+            {"allOf": [{"enum": [1, True, [0], {"a": None}]}, {"enum": [[False], {"a": None}, 1.0]}]},
+            {"enum": [1, {"a": None}]},
+        ),
+        ({"anyOf": [{"const": True}, {"const": 1}, {"const": 1.0}]}, {"anyOf": [{"enum": [True]}, {"enum": [1.0]}]}),
         ({"allOf": [{"minimum": 1}, {"maximum": 5}], "type": "integer"}, INTEGER | {"minimum": 1, "maximum": 5}),
         ({"allOf": [{"type": ["integer", "string"]}, {"type": "number"}]}, INTEGER),
         (
@@ -200,3 +205,17 @@ def test_a_constraint_that_cannot_be_read_has_a_code(kind: str, text: str, code:
     with pytest.raises(ConstraintError) as caught:
         Constraint(kind, text, None).prepared()
     assert caught.value.code == code
+
+
+def test_long_lists_of_values_do_not_cost_their_square() -> None:
+    many = [{"n": i} for i in range(20_000)]  # pairs of them would take minutes
+    normal = normal_schema({"allOf": [{"enum": many}, {"enum": [*many[10_000:], 0]}]})
+    assert normal == {"enum": many[10_000:]}
+    branches = [{"const": value} for value in many[:9000]]
+    assert len(normal_schema({"anyOf": branches})["anyOf"]) == len(branches)
+    for schema, words in (
+        ({"oneOf": branches}, "'oneOf' has 9000 branches"),
+        ({"enum": many, "anyOf": branches}, "not supported"),
+    ):
+        with pytest.raises(SchemaError, match=words):
+            normal_schema(schema)

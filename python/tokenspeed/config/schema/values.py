@@ -7,7 +7,7 @@ Pure helpers of `normal`. `holds` is exact for normal schemas; `disjoint` may sa
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 Schema = Any
@@ -38,6 +38,26 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     return bool(a == b)
+
+
+def identity(value: Any) -> Hashable:
+    """A key that two JSON values share where they are `same`."""
+    if isinstance(value, bool):
+        return bool, value
+    if isinstance(value, list):
+        return list, tuple(map(identity, value))
+    if isinstance(value, dict):
+        return dict, frozenset((key, identity(inner)) for key, inner in value.items())
+    key: Hashable = value
+    return key
+
+
+def those_that_hold(schema: Schema, values: Sequence[Any], defs: Mapping[str, Schema]) -> list[Any]:
+    """The values that are valid under `schema`."""
+    if schema is not False and "enum" in schema:
+        allowed = set(map(identity, schema["enum"]))
+        return [value for value in values if identity(value) in allowed]
+    return [value for value in values if holds(schema, value, defs)]
 
 
 def holds(schema: Schema, value: Any, defs: Mapping[str, Schema]) -> bool:
