@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import stat
 import struct
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -501,16 +498,3 @@ def test_a_lane_whose_address_is_taken_can_still_be_closed(url: str) -> None:
             second.close()
 
     asyncio.run(scene())
-
-
-def test_the_directory_of_ipc_sockets_is_private_and_stale_sockets_go(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="lane") as folder:
-        parent = Path(folder) / "sockets"
-        parent.mkdir(mode=0o755)
-        stale = socket.socket(socket.AF_UNIX)
-        stale.bind(f"{parent}/w-in.sock")
-        stale.close()
-        (parent / "w-out.sock").write_text("a file that is no socket stays")
-        address.prepare_ipc_directory(f"ipc://{parent}/w")
-        assert stat.S_IMODE(parent.stat().st_mode) == 0o700
-        assert sorted(os.listdir(parent)) == ["w-out.sock"]
