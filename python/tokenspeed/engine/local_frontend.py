@@ -48,6 +48,7 @@ class RequestFrontend(Protocol):
     def place(self, data_rank: int | None) -> int: ...
     def submit(self, requests: Sequence[Add], mailbox: Mailbox) -> None: ...
     def abort(self, rids: Sequence[str]) -> None: ...
+    def end(self, rids: Sequence[str]) -> None: ...
     def abandon(self, rids: Sequence[str]) -> None: ...
     def abort_where(self, chosen: Callable[[str], bool]) -> int: ...
 
@@ -114,17 +115,17 @@ class LocalFrontend:
         if rids:
             self.deliver([Abort(list(rids))])
 
+    def end(self, rids: Sequence[str]) -> None:
+        """The same for requests whose text is complete."""
+        if rids:
+            self.deliver([End(list(rids))])
+
     def abort_where(self, chosen: Callable[[str], bool]) -> int:
         """Abort the requests whose ids are chosen; how many there were."""
         with self._lock:
             rids = [rid for rid in self._mailboxes if chosen(rid)]
         self.abort(rids)
         return len(rids)
-
-    def end(self, rids: Sequence[str]) -> None:
-        """The same for requests whose text is complete."""
-        if rids:
-            self._commands.put([End(list(rids))])
 
     def abandon(self, rids: Sequence[str]) -> None:
         """Abort requests whose caller has gone: nothing more is delivered for them."""

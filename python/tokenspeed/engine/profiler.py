@@ -21,7 +21,11 @@ logger = logging.getLogger("tokenspeed.engine")
 
 FOLDER_ENV = "TOKENSPEED_TORCH_PROFILER_DIR"
 _ACTIVITIES = ("CPU", "GPU", "MEM")
-_ABSENT = ("start_step", "profile_by_stage")
+_ABSENT = {
+    "profile_by_stage": "every step is recorded alike; its rows are in the step's own lines of the log",
+    "merge_profiles": "each rank writes its own trace; `ts merge-traces` joins them",
+}
+_FIELDS = ("output_dir", "start_step", "num_steps", "activities", "with_stack", "record_shapes", "profile_prefix")
 
 
 class ProfileRefused(Exception):
@@ -30,9 +34,12 @@ class ProfileRefused(Exception):
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """num_steps: None records until the end is asked for."""
+    """start_step: how many steps since the engine's start are left out; None: none from now on. num_steps: None records
+    until the end is asked for. prefix: of the files' names."""
 
     folder: Path
+    start_step: int | None
+    prefix: str
     num_steps: int | None
     activities: tuple[str, ...]
     with_stack: bool
@@ -41,28 +48,36 @@ class ProfileOptions:
 
 def profile_options(fields: Mapping[str, Any], has_gpu: bool) -> ProfileOptions:
     """What the fields of a request ask for. Raises ProfileRefused."""
-    for name in _ABSENT:
+    for name, why in _ABSENT.items():
         if fields.get(name):
-            raise ProfileRefused(f"{name}: this release records from now on, every step alike")
-    known = {"output_dir", "num_steps", "activities", "with_stack", "record_shapes", *_ABSENT}
-    if unknown := sorted(fields.keys() - known):
-        raise ProfileRefused(f"{unknown[0]}: no such field")
+            raise ProfileRefused(f"{name}: {why}")
+    if unknown := sorted(fields.keys() - {*_FIELDS, *_ABSENT}):
+        raise ProfileRefused(f"{unknown[0]}: no such field; there are {', '.join(_FIELDS)}")
     folder = fields.get("output_dir") or os.environ.get(FOLDER_ENV)
     if not isinstance(folder, str) or not folder:
         raise ProfileRefused(f"output_dir: must name a folder, since {FOLDER_ENV} of the engine does not")
-    num_steps = fields.get("num_steps")
-    if num_steps is not None and (type(num_steps) is not int or num_steps < 1):
-        raise ProfileRefused(f"num_steps: must be an integer of at least 1, got {num_steps!r}")
+    prefix = fields.get("profile_prefix") or ""
+    if not isinstance(prefix, str) or "/" in prefix:
+        raise ProfileRefused(f"profile_prefix: must be the beginning of a file's name, got {prefix!r}")
     for name in ("with_stack", "record_shapes"):
         if not isinstance(fields.get(name) or False, bool):
             raise ProfileRefused(f"{name}: must be true or false")
     return ProfileOptions(
         Path(folder),
-        num_steps,
+        _count(fields, "start_step"),
+        prefix,
+        _count(fields, "num_steps"),
         _activities(fields.get("activities"), has_gpu),
         bool(fields.get("with_stack")),
         bool(fields.get("record_shapes")),
     )
+
+
+def _count(fields: Mapping[str, Any], name: str) -> int | None:
+    number = fields.get(name)
+    if number is not None and (type(number) is not int or number < 1):
+        raise ProfileRefused(f"{name}: must be an integer of at least 1, got {number!r}")
+    return number
 
 
 def _activities(asked: Any, has_gpu: bool) -> tuple[str, ...]:
@@ -84,32 +99,46 @@ class Profiler:
         self._running: torch.profiler.profile | None = None
         self._path = Path()
         self._steps_left: int | None = None
+        self._waiting: torch.profiler.profile | None = None
+        """A profile that begins at a later step."""
+        self._start_step = 0
+        self._num_steps = 0
 
     def start(self, fields: Mapping[str, Any]) -> str:
         """Record from now on; what will be written where. Raises ProfileRefused."""
-        if self._running is not None:
+        if self._running is not None or self._waiting is not None:
             raise ProfileRefused("a profile is running already")
         options = profile_options(fields, torch.cuda.is_available())
         now_ms = time.time_ns() // 1_000_000
         second = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_ms // 1000))
-        name = f"{second}.{now_ms % 1000:03}-{self.rank}-{os.getpid()}.trace.json"
+        name = f"{options.prefix}{second}.{now_ms % 1000:03}-{self.rank}-{os.getpid()}.trace.json"
         path = options.folder / name
         try:
             options.folder.mkdir(parents=True, exist_ok=True)
             path.touch()
         except OSError as error:
             raise ProfileRefused(f"output_dir: {options.folder}: {error.strerror}") from None
-        profile = _made(options)
+        self._path, self._steps_left = path, options.num_steps
+        if options.start_step is not None and options.start_step > self._num_steps:
+            self._waiting, self._start_step = _made(options), options.start_step
+            return f"will record from step {self._start_step} on; the first rank's trace will be {path}"
+        self._record(_made(options))
+        return f"recording from step {self._num_steps} on; the first rank's trace will be {path}"
+
+    def _record(self, profile: torch.profiler.profile) -> None:
         try:
             profile.start()
         except RuntimeError as error:  # of a driver that lets nobody record, or lets another tool
-            path.unlink()
+            self._path.unlink()
             raise ProfileRefused(f"torch's profiler does not start: {error}") from None
-        self._running, self._path, self._steps_left = profile, path, options.num_steps
-        return f"recording; the first rank's trace will be {path}"
+        self._running = profile
 
     def stop(self) -> str:
         """End the recording and write it. Raises ProfileRefused."""
+        if self._waiting is not None:
+            self._waiting = None
+            self._path.unlink(missing_ok=True)
+            return f"step {self._start_step} had not come: nothing was recorded"
         if self._running is None:
             raise ProfileRefused("no profile is running")
         running, self._running = self._running, None
@@ -121,7 +150,15 @@ class Profiler:
         return f"the first rank's trace is {self._path}"
 
     def settled(self) -> None:
-        """A step has ended: the last one of a limited profile ends it."""
+        """A step has ended: a profile may begin with the next, and the last one of a limited profile ends it."""
+        self._num_steps += 1
+        if self._waiting is not None and self._num_steps >= self._start_step:
+            waiting, self._waiting = self._waiting, None
+            try:
+                self._record(waiting)
+            except ProfileRefused as error:
+                logger.warning("%s", error)
+            return
         if self._running is None or self._steps_left is None:
             return
         self._steps_left -= 1

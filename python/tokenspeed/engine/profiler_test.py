@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,34 @@ def test_a_limited_profile_ends_by_itself_and_get_takes_the_folder_of_the_enviro
 def test_a_profile_that_cannot_be_written_is_refused(start_engine: StartEngine, tmp_path: Path) -> None:
     engine = start(start_engine)
     (tmp_path / "file").write_text("")
-    for body in ({"output_dir": str(tmp_path / "file")}, {}, {"output_dir": str(tmp_path), "start_step": 3}):
+    for body in ({"output_dir": str(tmp_path / "file")}, {}, {"output_dir": str(tmp_path), "start_step": 0}):
         status, answer = ask(engine, "/start_profile", body)
         assert status == 400 and ("start_step" if "start_step" in body else "output_dir") in answer["message"]
     assert ask(engine, "/stop_profile")[0] == 409
+
+
+def test_a_profile_may_begin_at_a_later_step_and_have_a_name_of_its_own(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    engine = start(start_engine)
+    folder = tmp_path / "first"
+    asked = {"output_dir": str(tmp_path), "profile_prefix": "decode-", "start_step": 1_000_000}
+    assert "from step 1000000" in ask(engine, "/start_profile", asked)[1]["message"]
+    assert ask(engine, "/start_profile", asked)[0] == 409
+    assert "nothing was recorded" in ask(engine, "/stop_profile")[1]["message"] and not list(tmp_path.iterdir())
+    engine.generate([PROMPT], GREEDY)
+    said = re.match(r"recording from step (\d+) on", ask(engine, "/start_profile", {"output_dir": str(folder)})[1]["message"])
+    assert said and ask(engine, "/stop_profile")[0] == 200
+    so_far = int(said.group(1))
+    assert ask(engine, "/start_profile", {**asked, "start_step": so_far + 3, "num_steps": 2})[0] == 200
+    (path,) = tmp_path.glob("decode-*")
+    assert not path.read_text()
+    engine.generate([PROMPT], GREEDY)
+    deadline_s = time.monotonic() + 20
+    while not path.read_text():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    assert operators(path) and ask(engine, "/stop_profile")[0] == 409
 
 
 @pytest.mark.parametrize(
@@ -74,6 +99,9 @@ def test_a_profile_that_cannot_be_written_is_refused(start_engine: StartEngine, 
         ({"activities": ["GPU"]}, "activities: GPU"),
         ({"with_stack": 1}, "with_stack"),
         ({"profile_by_stage": True}, "profile_by_stage"),
+        ({"merge_profiles": True}, "merge_profiles"),
+        ({"start_step": -1}, "start_step"),
+        ({"profile_prefix": "a/b"}, "profile_prefix"),
         ({"speed": 1}, "speed"),
     ],
 )

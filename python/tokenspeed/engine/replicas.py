@@ -262,6 +262,10 @@ class SharedFrontend:
         for frontend in self._frontends:
             frontend.abort([rid for rid in rids if frontend.knows(rid)])
 
+    def end(self, rids: Sequence[str]) -> None:
+        for frontend in self._frontends:
+            frontend.end([rid for rid in rids if frontend.knows(rid)])
+
     def abandon(self, rids: Sequence[str]) -> None:
         for frontend in self._frontends:
             frontend.abandon([rid for rid in rids if frontend.knows(rid)])
