@@ -501,7 +501,8 @@ class Scheduler:
         """Raises RuntimeError with the broken invariant: free + held + cached == total, one owner a block, what is
         published has settled, and so on. O(blocks)."""
     def flush_cache(self) -> bool:
-        """Forgets every cached prefix. False, and nothing happens, while a request holds blocks."""
+        """Forgets every cached prefix. False, and nothing happens, while a request holds blocks. False too while a
+        transfer is in flight; what waits to be stored or put is forgotten then, so asking again soon is enough."""
     def set_weight_version(self, version: int) -> None:
         """Blocks computed from now on are shared under `version` only. Requests that run through the change keep
         their blocks and share none of them; the host tier forgets what no copy reads. Raises ValueError: negative."""

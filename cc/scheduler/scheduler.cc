@@ -104,7 +104,12 @@ std::optional<Ended> Scheduler::Abort(RequestId id) {
 
 bool Scheduler::FlushCache() {
   const bool resident = !prefilling_.empty() || !decoding_.empty() || !transferring_.empty();
-  if (resident || !tickets_.empty() || !transfers_.empty()) return false;
+  if (resident || !tickets_.empty()) return false;
+  // What is to be forgotten need not be copied first; only the copies under way are waited for.
+  to_store_.clear();
+  (void)cache_.TakeStored();
+  to_put_.clear();
+  if (!transfers_.empty()) return false;
   host_.Clear();
   (void)host_.events().Take();  // the clearing of everything is told once
   cache_.Clear();

@@ -75,7 +75,8 @@ class Scheduler {
   std::vector<Ended> Pause(PauseMode mode);
   void Resume() { paused_.reset(); }
 
-  // Forgets all cached prefixes; false, and nothing happens, while a request holds blocks.
+  // Forgets all cached prefixes; false, and nothing happens, while a request holds blocks. False
+  // too while a copy is under way, and then no other is begun for the sake of later hits.
   bool FlushCache();
   // Blocks computed from now on belong to `version`; requests that run through the change publish
   // nothing, and the host tier is cleared.

@@ -130,6 +130,19 @@ TEST(HostTier, WhatOneTransferHasNoRoomForFollowsWhenItSettled) {
   EXPECT_EQ(sched.get().load().host_cached_blocks, 300);
 }
 
+TEST(HostTier, FlushingWaitsForTheCopyUnderWayAndForNoOther) {
+  Sched sched;
+  sched.blocks(320).host_blocks(320).model_len(2000).budget(2000);
+  sched.submit(Ask(1).prompt(1200).max_new(1)).run();  // more than one store's worth
+  const auto stores = sched.get().TakeTransfers();
+  ASSERT_EQ(stores.size(), 1u);
+  EXPECT_FALSE(sched.get().FlushCache());
+  Settle(sched, stores[0], true);
+  EXPECT_TRUE(sched.get().TakeTransfers().empty());
+  EXPECT_TRUE(sched.get().FlushCache());
+  EXPECT_EQ(sched.get().load().host_cached_blocks, 0);
+}
+
 TEST(HostTier, IsCountedByStateAndEmptyUnderNewWeights) {
   Sched sched;
   sched.blocks(8).host_blocks(6);

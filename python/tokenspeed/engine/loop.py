@@ -160,10 +160,17 @@ class EngineLoop:
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache; False while requests hold blocks."""
-        while self.tier.is_busy:  # who ended has been answered, and his blocks may still be on their way to the host
+        flushed = self.try_flush()
+        # Who ended has been answered, and his blocks may still be on their way to the host.
+        while not flushed and self.tier.is_busy and self.is_at_rest("wait"):
             self.tier.wait()
             self.settle_transfers(self.tier.take())
-        self.mirror.operated("flush_cache")
+            flushed = self.try_flush()
+        return flushed
+
+    def try_flush(self) -> bool:
+        """The same, without waiting for copies under way; on every rank."""
+        self.mirror.operated("try_flush")
         return self.scheduler.flush_cache()
 
     def set_weight_version(self, version: int) -> None:

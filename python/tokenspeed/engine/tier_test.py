@@ -7,8 +7,10 @@ import json
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -202,6 +204,27 @@ def test_an_abort_amid_a_load_returns_its_blocks_and_ends_once(start_engine: Sta
     assert settled(tiered).active_blocks == 0
     assert ends == ["abort"]
     assert turn(tiered, SESSIONS[:1]) == expected[:1]
+
+
+def test_aborts_at_random_points_leave_no_block_held_and_every_request_ends_once(start_engine: StartEngine) -> None:
+    tiered = start_engine(**TIERED)
+    expected = turn(tiered, SESSIONS)
+    ends: Counter[str] = Counter()
+
+    def take(deltas: Any) -> None:
+        ends.update(delta.rid for delta in deltas if delta.finish)
+
+    random, rids = Random(7), list[str]()
+    for number in range(60):
+        job = tiered.job([*SESSIONS[number % 7], *range(3, 3 + number % 5)], DRAWN)
+        rids.append(job.requests[0].rid)
+        tiered.frontend.submit(job.requests, take)
+        if random.random() < 0.7:
+            core_of(tiered).operations.abort(rids[random.randrange(len(rids))])
+    load = settled(tiered)
+    assert (load.active_blocks, load.host_reserved_blocks) == (0, 0)
+    assert ends == Counter(rids)
+    assert turn(tiered, SESSIONS) == expected
 
 
 def test_flushing_waits_for_what_is_being_stored_and_new_weights_find_nothing(start_engine: StartEngine) -> None:
