@@ -34,28 +34,25 @@ class Shape(Protocol):
     def num_heads(self) -> int: ...
     @property
     def num_kv_heads(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
 
 
-def even_share(size: int, rank: int, num_ranks: int) -> Share | None:
-    """The rank's part of what is split evenly; None where it does not divide."""
-    return None if size % num_ranks else Share(rank * (size // num_ranks), size // num_ranks)
+def fair_share(size: int, rank: int, num_ranks: int) -> Share:
+    """The rank's part of what is split as evenly as it divides: the first ranks have one element more."""
+    each, more = divmod(size, num_ranks)
+    return Share(rank * each + min(rank, more), each + (rank < more))
 
 
 def head_shares(num_heads: int, num_kv_heads: int, rank: int, num_ranks: int) -> tuple[Share, Share]:
     """The rank's query heads and its KV heads. Raises ModelError."""
     if num_ranks <= num_kv_heads:
-        each, more = divmod(num_kv_heads, num_ranks)
-        kv = Share(rank * each + min(rank, more), each + (rank < more))
+        kv = fair_share(num_kv_heads, rank, num_ranks)
         return kv.scaled(num_heads // num_kv_heads), kv
-    queries = even_share(num_heads, rank, num_ranks)
-    if queries is None or num_ranks % num_kv_heads:
+    if num_heads % num_ranks or num_ranks % num_kv_heads:
         raise ModelError(
             f"{FLAG}: {num_heads} heads over {num_kv_heads} KV heads do not divide among {num_ranks} ranks; "
             f"use {num_kv_heads} or fewer"
         )
-    return queries, Share(rank * num_kv_heads // num_ranks, 1)
+    return fair_share(num_heads, rank, num_ranks), Share(rank * num_kv_heads // num_ranks, 1)
 
 
 def check_split(shape: Shape, latent: bool, num_ranks: int) -> None:
@@ -64,5 +61,3 @@ def check_split(shape: Shape, latent: bool, num_ranks: int) -> None:
         raise ModelError(f"{FLAG}: {shape.num_heads} heads do not divide among {num_ranks} ranks")
     if not latent:
         head_shares(shape.num_heads, shape.num_kv_heads, 0, num_ranks)
-    if shape.vocab_size % num_ranks:
-        raise ModelError(f"{FLAG}: a vocabulary of {shape.vocab_size} tokens does not divide among {num_ranks} ranks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenspeed.config.heads import Share, even_share, head_shares
+from tokenspeed.config.heads import Share, fair_share, head_shares
 from tokenspeed.config.model_error import ModelError
 
 
@@ -33,6 +33,8 @@ def test_heads_that_do_not_divide_are_refused_by_the_flags_name(heads: int, kv_h
         head_shares(heads, kv_heads, 0, ranks)
 
 
-def test_an_even_share_is_none_where_it_does_not_divide() -> None:
-    assert even_share(10, 1, 2) == Share(5, 5)
-    assert even_share(10, 0, 3) is None
+@pytest.mark.parametrize(("size", "ranks"), [(10, 2), (10, 3), (7, 4), (3, 3)])
+def test_fair_shares_cover_everything_once_and_differ_by_one_at_most(size: int, ranks: int) -> None:
+    shares = [fair_share(size, rank, ranks) for rank in range(ranks)]
+    assert [element for part in shares for element in range(part.start, part.start + part.count)] == [*range(size)]
+    assert max(part.count for part in shares) - min(part.count for part in shares) <= 1

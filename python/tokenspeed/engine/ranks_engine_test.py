@@ -119,8 +119,8 @@ def is_alive(pid: int) -> bool:
 def test_what_ranks_cannot_do_is_refused_by_name(start_engine: StartEngine, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"--tensor-parallel-size: 4 heads over 2 KV heads .* 3 ranks"):
         start_engine(tensor_parallel_size=3)
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "intermediate_size": 127}))
-    with pytest.raises(ModelError, match=r"size 127 does not divide among 2 ranks; use another --tensor-parallel-size"):
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "intermediate_size": 1}))
+    with pytest.raises(ModelError, match=r"size 1 is too small for 2 ranks; use another --tensor-parallel-size"):
         start_engine(model=str(tmp_path), tensor_parallel_size=2)
     engine = start_engine(tensor_parallel_size=2, enable_custom_logit_processor=True)
     with pytest.raises(RequestError, match="cannot be given to 2 ranks"):

@@ -134,4 +134,7 @@ class LlamaForCausalLM(Model):
             # Only the sampled tokens go on: the vocabulary is the widest product of all.
             x, residual = x[batch.sample_indices], residual[batch.sample_indices]
         x, _ = self.norm.add(x, residual)
-        return self.head(x, batch)
+        logits = self.head(x, batch)
+        # Where the vocabulary does not divide among the ranks, there are columns behind it.
+        size = self.config.vocab_size
+        return logits if logits.shape[1] == size else logits[:, :size].contiguous()

@@ -42,8 +42,10 @@ def folder_with(folder: Path, changes: dict[str, Any]) -> ModelSource:
 
 
 def write_weights(folder: Path) -> None:
-    """The checkpoint of CONFIG with random values."""
+    """The checkpoint of the folder's config with random values."""
     torch.manual_seed(1)
+    config = json.loads((folder / "config.json").read_text())
+    vocab, inner = config["vocab_size"], config["intermediate_size"]
     layer = {
         "self_attn.q_proj": (64, 32),
         "self_attn.k_proj": (32, 32),
@@ -51,14 +53,14 @@ def write_weights(folder: Path) -> None:
         "self_attn.o_proj": (32, 64),
         "self_attn.q_norm": (16,),
         "self_attn.k_norm": (16,),
-        "mlp.gate_proj": (64, 32),
-        "mlp.up_proj": (64, 32),
-        "mlp.down_proj": (32, 64),
+        "mlp.gate_proj": (inner, 32),
+        "mlp.up_proj": (inner, 32),
+        "mlp.down_proj": (32, inner),
         "input_layernorm": (32,),
         "post_attention_layernorm": (32,),
     }
     shapes = {f"model.layers.{i}.{name}.weight": shape for i in range(2) for name, shape in layer.items()}
-    shapes |= {"model.embed_tokens.weight": (64, 32), "model.norm.weight": (32,), "lm_head.weight": (64, 32)}
+    shapes |= {"model.embed_tokens.weight": (vocab, 32), "model.norm.weight": (32,), "lm_head.weight": (vocab, 32)}
     tensors = {name: torch.randn(shape) * 0.3 for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
 
@@ -124,8 +126,8 @@ def test_missing_tensor_is_named_with_its_file(tmp_path: Path) -> None:
 
 
 def test_wrong_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
+    write_weights(folder_with(tmp_path, {}).path)
     source = folder_with(tmp_path, {"intermediate_size": 128})
-    write_weights(tmp_path)
     with pytest.raises(ModelError, match=r"gate_proj\.weight' has shape \[64, 32\].*asks for \[128, 32\]") as raised:
         load(source)
     assert str(tmp_path / "model.safetensors") in str(raised.value)
@@ -160,9 +162,13 @@ def test_ranks_must_divide_the_heads(tmp_path: Path) -> None:
         load(folder_with(tmp_path, {}), "dummy", Group(0, 3))
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_two_ranks_give_the_logits_of_one(tmp_path: Path, tied: bool) -> None:
-    source = folder_with(tmp_path, {"tie_word_embeddings": tied})
+@pytest.mark.parametrize(
+    "change",
+    [{"tie_word_embeddings": True}, {"vocab_size": 67, "intermediate_size": 37}],
+    ids=["tied", "sizes that do not divide"],
+)
+def test_two_ranks_give_the_logits_of_one(tmp_path: Path, change: dict[str, Any]) -> None:
+    source = folder_with(tmp_path, change)
     write_weights(source.path)
     alone = load(source)
     sequences = PagedSequences(alone, 1, 16)

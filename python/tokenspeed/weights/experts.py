@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tokenspeed.config.heads import fair_share
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.parallel import Group
 from tokenspeed.weights.scope import Weights
-from tokenspeed.weights.shard import own_columns, own_rows, stack
+from tokenspeed.weights.shard import check_even, own_columns, own_rows, stack
 from tokenspeed_kernel import api
 from tokenspeed_kernel.api import ExpertMatrix, Weight
 
@@ -53,6 +54,8 @@ def load_experts(
     """This rank's part of a layer's experts, (gate and up, down) as `api.Experts` holds them. Raises ModelError."""
     where = f"{weights.prefix}experts"
     gate, up, down = (_plain(source, where) for source in (gate, up, down))
+    if weights.device.type != "cpu":
+        check_even(gate(0).shape[0], weights.group, where)
 
     def prepare(experts: Iterator[Weight]) -> ExpertMatrix:
         try:
@@ -97,5 +100,5 @@ def _merged(parts: list[ExpertMatrix]) -> tuple[ExpertMatrix, ...]:
 
 def own_bias(bias: torch.Tensor, group: Group) -> torch.Tensor:
     """Our part of gate's or up's biases [E, I]."""
-    count = bias.shape[1] // group.size
-    return bias[:, group.rank * count : (group.rank + 1) * count]
+    part = fair_share(bias.shape[1], group.rank, group.size)
+    return bias[:, part.start : part.start + part.count]

@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from tokenspeed.config.heads import Share
+from tokenspeed.config.heads import Share, fair_share
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.parallel import Group
 from tokenspeed.weights.kv_format import KVFormat
 from tokenspeed.weights.progress import Progress
 from tokenspeed.weights.reader import WeightReader
-from tokenspeed.weights.shard import own_columns, own_rows, stack
+from tokenspeed.weights.shard import check_even, own_columns, own_rows, stack
 from tokenspeed_kernel import api
 from tokenspeed_kernel.api import ExpertMatrix, PackedWeight, Weight
 
@@ -142,6 +142,8 @@ class Weights:
 
     def _read_matrix(self, name: str, shape: tuple[int, int], split: Split, share: Share | None = None) -> Weight:
         full_name = self.prefix + name
+        if split is not Split.NONE and share is None and self.device.type != "cpu":
+            check_even(shape[0 if split is Split.OUTPUTS else 1], self.group, self.reader.where(full_name))
         weight = self.reader.read(full_name, shape)
         if split is Split.OUTPUTS:
             return own_rows(weight, self.group, self.reader.where(full_name), share)
@@ -153,6 +155,5 @@ class Weights:
 def own_part(vector: torch.Tensor, group: Group, share: Share | None) -> torch.Tensor:
     """Our share of a vector that goes with outputs split among the ranks."""
     if share is None or group.size == 1:
-        count = vector.shape[0] // group.size
-        share = Share(group.rank * count, count)
+        share = fair_share(vector.shape[0], group.rank, group.size)
     return vector[share.start : share.start + share.count]

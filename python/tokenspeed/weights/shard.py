@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import torch
 
-from tokenspeed.config.heads import FLAG, Share, even_share
+from tokenspeed.config.heads import FLAG, Share, fair_share
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.parallel.group import Group
 from tokenspeed_kernel.api import BLOCK_FORMATS, PackedWeight, Weight, in_blocks_of_32
 
 
 def own_rows(weight: Weight, group: Group, where: str, share: Share | None = None) -> Weight:
-    """Our share of the outputs; by default rows [rank * N / size, (rank + 1) * N / size)."""
+    """Our share of the outputs; by default a fair one."""
     if group.size == 1:
         return weight
     part = share or _share(weight.shape[0], group, where)
@@ -25,7 +25,7 @@ def own_rows(weight: Weight, group: Group, where: str, share: Share | None = Non
 
 
 def own_columns(weight: Weight, group: Group, where: str, share: Share | None = None) -> Weight:
-    """Our share of the inputs; by default columns [rank * K / size, (rank + 1) * K / size)."""
+    """Our share of the inputs; by default a fair one."""
     if group.size == 1:
         return weight
     part = share or _share(weight.shape[1], group, where)
@@ -87,7 +87,12 @@ def _same(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
 
 
 def _share(size: int, group: Group, where: str) -> Share:
-    part = even_share(size, group.rank, group.size)
-    if part is None:
+    if size < group.size:
+        raise ModelError(f"{where}: size {size} is too small for {group.size} ranks; use another {FLAG}")
+    return fair_share(size, group.rank, group.size)
+
+
+def check_even(size: int, group: Group, where: str) -> None:
+    """Raise ModelError for what does not divide: kernels of GPUs want rows of whole vectors."""
+    if size % group.size:
         raise ModelError(f"{where}: size {size} does not divide among {group.size} ranks; use another {FLAG}")
-    return part

@@ -29,7 +29,7 @@ from tokenspeed.weights.names import NameTable
 from tokenspeed.weights.progress import Progress
 from tokenspeed.weights.read_ahead import ReadAhead
 from tokenspeed.weights.safetensors_reader import SafetensorsReader
-from tokenspeed.weights.shard import own_columns, own_rows, stack
+from tokenspeed.weights.shard import check_even, own_columns, own_rows, stack
 from tokenspeed_kernel.api import PackedWeight, Weight
 from tokenspeed_kernel.quant.reference import dequantize
 
@@ -101,18 +101,20 @@ def test_unsupported_gguf_type_is_named(tmp_path: Path) -> None:
 
 
 def test_shards_put_together_are_the_whole() -> None:
-    dense, quantized = torch.arange(24.0).view(4, 6), packed(4, 128)
+    dense, quantized, odd = torch.arange(24.0).view(4, 6), packed(4, 128), torch.arange(35.0).view(5, 7)
     ranks = [Group(rank, 2) for rank in range(2)]
-    for weight in (dense, quantized):
+    for weight in (dense, quantized, odd):
         rows = [values(own_rows(weight, group, "w")) for group in ranks]
         columns = [values(own_columns(weight, group, "w")) for group in ranks]
         assert torch.equal(torch.cat(rows), values(weight))
         assert torch.equal(torch.cat(columns, dim=1), values(weight))
 
 
-def test_shards_that_do_not_come_out_even_are_refused() -> None:
+def test_shards_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ModelError, match="tensor x: size 3 is too small for 4 ranks"):
+        own_columns(torch.ones(4, 3), Group(0, 4), "tensor x")
     with pytest.raises(ModelError, match="tensor x: size 6 does not divide among 4 ranks"):
-        own_columns(torch.ones(4, 6), Group(0, 4), "tensor x")
+        check_even(6, Group(0, 4), "tensor x")
     with pytest.raises(ModelError, match="48 columns for each of 2 ranks are not whole q8_0 blocks of 32"):
         own_columns(packed(2, 96), Group(0, 2), "tensor x")
 
