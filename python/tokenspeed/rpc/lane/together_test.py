@@ -10,7 +10,8 @@ import msgspec
 
 from tokenspeed.rpc.lane import address, wire
 from tokenspeed.rpc.lane.engine_end import EngineLane
-from tokenspeed.rpc.lane.gateway_end import GatewayLane, LaneOptions, LaneState
+from tokenspeed.rpc.lane.base import LaneOptions, LaneState
+from tokenspeed.rpc.lane.gateway_end import GatewayLane
 from tokenspeed.rpc.lane.wire_test import ADD
 
 READY = wire.ReadyResponse(
