@@ -9,8 +9,8 @@ import tempfile
 import msgspec
 
 from tokenspeed.rpc.lane import address, wire
-from tokenspeed.rpc.lane.engine_end import EngineLane
 from tokenspeed.rpc.lane.base import LaneOptions, LaneState
+from tokenspeed.rpc.lane.engine_end import EngineLane
 from tokenspeed.rpc.lane.gateway_end import GatewayLane
 from tokenspeed.rpc.lane.wire_test import ADD
 
