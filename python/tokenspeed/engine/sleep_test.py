@@ -115,7 +115,7 @@ def test_a_pause_of_the_operator_outlives_a_sleep(start_engine: StartEngine, tmp
     assert waiting.end() == "length" and answer_of(engine) == before
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [2])
 def test_weights_that_sleep_wake_up_as_what_they_are_updated_to(
     start_engine: StartEngine, tmp_path: Path, ranks: int
 ) -> None:
