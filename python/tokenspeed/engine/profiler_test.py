@@ -74,7 +74,8 @@ def test_a_profile_may_begin_at_a_later_step_and_have_a_name_of_its_own(
     assert ask(engine, "/start_profile", asked)[0] == 409
     assert "nothing was recorded" in ask(engine, "/stop_profile")[1]["message"] and not list(tmp_path.iterdir())
     engine.generate([PROMPT], GREEDY)
-    said = re.match(r"recording from step (\d+) on", ask(engine, "/start_profile", {"output_dir": str(folder)})[1]["message"])
+    message = ask(engine, "/start_profile", {"output_dir": str(folder)})[1]["message"]
+    said = re.match(r"recording from step (\d+) on", message)
     assert said and ask(engine, "/stop_profile")[0] == 200
     so_far = int(said.group(1))
     assert ask(engine, "/start_profile", {**asked, "start_step": so_far + 3, "num_steps": 2})[0] == 200
