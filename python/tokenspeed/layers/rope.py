@@ -14,6 +14,7 @@ import math
 import torch
 
 from tokenspeed.config.model import ModelConfig
+from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.rope import RopeScaling
 
 
@@ -30,7 +31,17 @@ def rope_tables(config: ModelConfig, device: torch.device) -> list[torch.Tensor]
 
 
 def rope_table(rotary_dim: int, theta: float, scaling: RopeScaling | None, num_positions: int) -> torch.Tensor:
-    """float32 [num_positions, rotary_dim]: a position's cosines, then its sines."""
+    """float32 [num_positions, rotary_dim]: a position's cosines, then its sines. ModelError: too long for memory."""
+    try:
+        return _table(rotary_dim, theta, scaling, num_positions)
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):
+            raise
+        message = f"--max-model-len: tables for a context of {num_positions} tokens do not fit in memory; give fewer"
+        raise ModelError(message) from None
+
+
+def _table(rotary_dim: int, theta: float, scaling: RopeScaling | None, num_positions: int) -> torch.Tensor:
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = positions[:, None] * inverse_frequencies(rotary_dim, theta, scaling, num_positions)[None, :]
     table = torch.cat([angles.cos(), angles.sin()], dim=1)

@@ -12,6 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding, apply_rotary_pos_emb
 
+from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.rope import RopeScaling, rope_scaling_from_json
 from tokenspeed.layers.rope import inverse_frequencies, rope_table
 from tokenspeed_kernel import api
@@ -92,3 +93,8 @@ def test_divisors_of_a_gguf_file_divide_each_frequency() -> None:
     divisors = RopeScaling("default", frequency_divisors=(1.0, 2.0, 4.0, 8.0))
     plain = inverse_frequencies(8, 10000.0, None, 64)
     assert torch.equal(inverse_frequencies(8, 10000.0, divisors, 64) * torch.tensor([1.0, 2.0, 4.0, 8.0]), plain)
+
+
+def test_a_context_whose_tables_do_not_fit_names_the_flag() -> None:
+    with pytest.raises(ModelError, match="--max-model-len: tables for a context of 1000000000000000 tokens"):
+        rope_table(8, 10000.0, None, 10**15)
