@@ -118,7 +118,8 @@ void Scheduler::SetPrefillBudget(Draft& draft) const {
 int64_t Scheduler::WorkOf(int64_t start, int64_t num_tokens) const {
   if (config_.context_cost_tokens == 0) return num_tokens;
   // Token i attends to start + i others: the sum of 1 + (start + i) / context_cost_tokens.
-  return num_tokens + num_tokens * (2 * start + num_tokens) / (2 * config_.context_cost_tokens);
+  return num_tokens +
+         num_tokens * (2 * start + num_tokens) / (2 * int64_t{config_.context_cost_tokens});
 }
 
 int32_t Scheduler::TokensWithin(int64_t work, int64_t start, int32_t most) const {

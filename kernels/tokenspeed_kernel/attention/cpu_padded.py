@@ -107,9 +107,7 @@ def _padded(rows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % _UNIT))
 
 
-def _taken(
-    cache: torch.Tensor, blocks: torch.Tensor, pad: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
+def _taken(cache: torch.Tensor, blocks: torch.Tensor, pad: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Some blocks of a cache, padded. torch can neither index nor pad fp8, but its bytes."""
     if cache.dtype == torch.float8_e4m3fn:
         return pad(cache.view(torch.uint8)[blocks]).view(cache.dtype)

@@ -173,6 +173,4 @@ def move_blocks(caches: list[torch.Tensor], packed: torch.Tensor, pairs: torch.T
         raise ValueError(f"pairs hold a block or a row outside {limits.tolist()}")
     places = torch.tensor([(cache.data_ptr(), cache.shape[1]) for cache in caches])
     pairs = pairs.contiguous()
-    _cpu.move_blocks(
-        places.data_ptr(), len(caches), packed.data_ptr(), pairs.data_ptr(), pairs.shape[0], to_packed
-    )
+    _cpu.move_blocks(places.data_ptr(), len(caches), packed.data_ptr(), pairs.data_ptr(), pairs.shape[0], to_packed)

@@ -61,6 +61,7 @@ def paged(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
             (8, 2, 128, 32, 0, 0.0, False),
             (8, 1, 64, 16, 24, 0.0, True),
             (2, 2, 64, 16, 0, 3.0, False),
+            (4, 2, 24, 16, 20, 0.0, True),
         ):
             meta, num_blocks = paged_metadata(generator, rows, block_size)
             tokens = int(meta.query_start[-1])
@@ -167,7 +168,12 @@ def _shared(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
         yield _plain_attention(generator, dtype, meta, num_blocks + 2 * count, shape, "long: shared blocks")
 
 
-_LATENT_SHAPES: tuple[tuple[int, int, int, int], ...] = ((3, 32, 16, 16), (16, 64, 32, 32), (20, 48, 16, 64))
+_LATENT_SHAPES: tuple[tuple[int, int, int, int], ...] = (
+    (3, 32, 16, 16),
+    (16, 64, 32, 32),
+    (20, 48, 16, 64),
+    (3, 24, 8, 16),
+)
 
 
 def latent(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:

@@ -39,7 +39,7 @@ def covered_ops() -> list[str]:
 
 
 def _linear_heads(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
-    for tokens, heads, columns, rows in ((1, 2, 64, 32), (7, 5, 96, 48), (3, 3, 40, 16)):
+    for tokens, heads, columns, rows in ((1, 2, 64, 32), (7, 5, 96, 48), (3, 3, 40, 16), (2, 3, 40, 24)):
         x = normal(generator, tokens, heads, columns + 16, dtype=dtype)[..., :columns]
         out = normal(generator, tokens, heads, rows + 8, dtype=dtype)[..., 8:]
         weight = normal(generator, heads * rows, columns, dtype=dtype, std=columns**-0.5)

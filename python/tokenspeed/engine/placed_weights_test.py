@@ -19,7 +19,7 @@ from tokenspeed.engine.occupation import KV_CACHE, WEIGHTS, DeviceOccupation
 from tokenspeed.engine.placed_weights import PlacedWeights
 from tokenspeed.layers.cache import CacheTensor
 from tokenspeed.models import load_model, overwrite, parts_of
-from tokenspeed.models.overwrite_test import MODELS, SMALL, logits
+from tokenspeed.models.testing import MODELS, SMALL, logits
 from tokenspeed.weights import dummy_reader
 
 CPU = torch.device("cpu")

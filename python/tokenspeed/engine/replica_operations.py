@@ -53,9 +53,7 @@ class SharedOperations:
 
     def call_each(self, name: str, arguments: Callable[[int], tuple[Any, ...]]) -> dict[int, Any]:
         """The same, with arguments of each replica's own."""
-        futures = {
-            replica.data_rank: replica.call(name, arguments(replica.data_rank)) for replica in self._serving()
-        }
+        futures = {replica.data_rank: replica.call(name, arguments(replica.data_rank)) for replica in self._serving()}
         errors = [error for future in futures.values() if (error := future.exception(_LIMIT_S)) is not None]
         if errors:
             raise errors[0]

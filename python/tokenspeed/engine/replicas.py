@@ -120,9 +120,7 @@ class Replica:
         ours, theirs = socket.socketpair()
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
         command = [sys.executable, "-m", "tokenspeed.engine.replica", str(theirs.fileno()), str(setup.data_rank)]
-        self.process = subprocess.Popen(
-            command, env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
-        )
+        self.process = subprocess.Popen(command, env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
         theirs.close()
         self._link: Connection[Any, Any] = Connection(ours.detach())
         self._outgoing.put(setup)

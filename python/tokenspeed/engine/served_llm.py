@@ -158,9 +158,7 @@ class ServedLLM:
 
     async def get_load(self) -> list[LoadRow]:
         return [
-            LoadRow(
-                rank, load.num_running + load.num_waiting, load.num_waiting, load.active_blocks, load.total_blocks
-            )
+            LoadRow(rank, load.num_running + load.num_waiting, load.num_waiting, load.active_blocks, load.total_blocks)
             for rank, load in enumerate(self.engine.loads())
             if load is not None
         ]

@@ -15,47 +15,8 @@ from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.models import load_model, overwrite
 from tokenspeed.models.overwrite import parts_of
-from tokenspeed.models.testing import PagedSequences
+from tokenspeed.models.testing import MODELS, SMALL, logits
 from tokenspeed.weights import dummy_reader
-
-PROMPT = list(range(3, 17))
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "moe_intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
-LATENT = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "q_lora_rank": 24,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "n_group": 2,
-    "topk_group": 1,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
-}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
-OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "attention_bias": True}
-MODELS: dict[str, dict[str, Any]] = {
-    "dense": {"architectures": ["Qwen3ForCausalLM"]},
-    "tied": {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True},
-    "gemma": {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 8, "query_pre_attn_scalar": 16},
-    "experts": {"architectures": ["Qwen3MoeForCausalLM"], **EXPERTS},
-    "sinks": {"architectures": ["GptOssForCausalLM"], **OSS},
-    "latent": LATENT,
-}
 
 
 def load(folder: Path, changes: dict[str, Any], staged: bool = False) -> Any:
@@ -63,10 +24,6 @@ def load(folder: Path, changes: dict[str, Any], staged: bool = False) -> Any:
     (folder / "config.json").write_text(json.dumps(SMALL | changes))
     source = ModelSource("folder", folder, "test")
     return load_model(source, load_model_config(source), "cpu", torch.float32, "dummy", staged=staged)
-
-
-def logits(model: Any) -> torch.Tensor:
-    return PagedSequences(model, 1, 16).prefill(0, PROMPT)
 
 
 @pytest.mark.parametrize("name", MODELS)

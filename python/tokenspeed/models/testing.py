@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,45 @@ from tokenspeed.layers.cache import total_block_bytes
 from tokenspeed.models.loading import load_model
 from tokenspeed.models.model import Model
 from tokenspeed.parallel import Group
+
+PROMPT = list(range(3, 17))
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+LATENT = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "attention_bias": True}
+MODELS: dict[str, dict[str, Any]] = {
+    "dense": {"architectures": ["Qwen3ForCausalLM"]},
+    "tied": {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True},
+    "gemma": {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "experts": {"architectures": ["Qwen3MoeForCausalLM"], **EXPERTS},
+    "sinks": {"architectures": ["GptOssForCausalLM"], **OSS},
+    "latent": LATENT,
+}
 
 
 class PagedSequences:
@@ -129,3 +169,8 @@ def _run_rank(folder: Path, rank: int, tokens: list[int]) -> None:
 
 if __name__ == "__main__":
     _run_rank(Path(sys.argv[1]), int(sys.argv[2]), [int(token) for token in sys.argv[3:]])
+
+
+def logits(model: Any) -> torch.Tensor:
+    """Of the last token of PROMPT, alone."""
+    return PagedSequences(model, 1, 16).prefill(0, PROMPT)
