@@ -11,6 +11,7 @@ callers with the key.
 from __future__ import annotations
 
 import hmac
+import http.client
 import http.server
 import json
 import logging
@@ -131,7 +132,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             pass_on(self, to, data, self.key is None)
         except Unanswered as error:
             return refusal(503, f"{path}: {to.url} does not answer: {error}")
-        except OSError:  # the caller has left
+        except (OSError, http.client.HTTPException):  # the caller has left, or the other server amid its answer
             self.close_connection = True
         return None
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from tokenspeed.observability.endpoint import Answer, Endpoint, Paths, json_answer
+from tokenspeed.observability.pass_on import PassOn
 
 
 def echo(body: Mapping[str, Any]) -> Answer:
@@ -97,3 +100,31 @@ def test_a_large_body_is_for_the_path_that_takes_it_and_for_those_who_have_the_k
         connection.endheaders()
         assert connection.getresponse().status == status
         connection.close()
+
+
+def dies_after(listening: socket.socket, answer: bytes) -> None:
+    """A server that takes one request, says `answer` and is gone."""
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(answer)
+
+
+@pytest.mark.parametrize("head", [b"Transfer-Encoding: chunked\r\n\r\n4\r\npart\r\n", b"Content-Length: 9\r\n\r\npart"])
+def test_a_server_that_dies_amid_its_answer_cuts_it_for_the_caller_and_leaves_no_trace(
+    head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr("socketserver.BaseServer.handle_error", lambda *_: raised.append(1))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        dying = threading.Thread(target=dies_after, args=(listening, b"HTTP/1.1 200 OK\r\n" + head))
+        dying.start()
+        to = PassOn(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        endpoint = Endpoint("127.0.0.1", 0, {}, None, Paths(passed_on={"/text": to}))
+        connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=10)
+        connection.request("POST", "/text", b"{}")
+        with pytest.raises(http.client.IncompleteRead):
+            connection.getresponse().read()
+        dying.join()
+        endpoint.close()
+    assert raised == []

@@ -34,7 +34,7 @@ class Unanswered(Exception):
 
 def pass_on(caller: BaseHTTPRequestHandler, to: PassOn, body: bytes, authorized_there: bool) -> None:
     """authorized_there: the caller's Authorization is meant for the other server. Raises Unanswered, and nothing has
-    been written then."""
+    been written then; OSError or HTTPException when one of the two goes amid the answer."""
     headers = {name: value for name in _KEPT if (value := caller.headers.get(name)) is not None}
     if authorized_there and "Authorization" in caller.headers:
         headers["Authorization"] = caller.headers["Authorization"]
@@ -71,10 +71,14 @@ def _hand_back(caller: BaseHTTPRequestHandler, answer: http.client.HTTPResponse)
             caller.send_header(name, value)
     caller.send_header(*(("Transfer-Encoding", "chunked") if length is None else ("Content-Length", length)))
     caller.end_headers()
+    num_bytes = 0
     for piece in _pieces(answer):
+        num_bytes += len(piece)
         caller.wfile.write(piece if length is not None else b"%x\r\n%b\r\n" % (len(piece), piece))
     if length is None:
         caller.wfile.write(b"0\r\n\r\n")
+    elif num_bytes < int(length):
+        raise http.client.IncompleteRead(b"", int(length) - num_bytes)
 
 
 def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
