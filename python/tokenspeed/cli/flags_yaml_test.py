@@ -48,6 +48,13 @@ def test_a_file_says_flags_of_engine_gateway_and_supervisor(file: str) -> None:
     assert not any("ext-yaml" in word for word in split.engine_words)
 
 
+def test_a_list_of_numbers_takes_no_word_of_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text("cudagraph-capture-sizes: [1, 2, 4]", encoding="utf-8")
+    engine = with_yaml(["some/model", "--ext-yaml", str(path)]).engine.values
+    assert (engine["model"], engine["cudagraph_capture_sizes"]) == ("some/model", (1, 2, 4))
+
+
 def test_the_command_line_wins_whatever_its_spelling(file: str) -> None:
     words = f"other --max-model-len=64 --no-enforce-eager --ext-yaml={file} --kernel-override e=f --policy round_robin"
     split = with_yaml([*words.split(), "--drain-timeout", "9", "--disable-prefix-caching=false"])

@@ -94,7 +94,8 @@ def with_yaml(argv: Sequence[str]) -> Split:
     table = (*SUPERVISOR_FLAGS, *ENGINE_FLAGS, *SUPERVISED_GATEWAY_FLAGS)
     given = {flag.dest for flag in SUPERVISED_GATEWAY_FLAGS if words & set(flag.spellings)}
     of_file = words_of_yaml(path, table, given | set(split.engine.given) | set(split.supervisor.given))
-    return split_argv([*of_file, *without_yaml(argv)])
+    # Last: a list of numbers takes every word that follows.
+    return split_argv([*without_yaml(argv), *of_file])
 
 
 def split_argv(argv: Sequence[str]) -> Split:
