@@ -14,7 +14,7 @@ class ConnectionConfig:
     """What a connection may do."""
 
     max_connections: int
-    """Open at once; 0: no limit."""
+    """Open at once; 0: as many as the process may have files, less 128."""
     header_timeout_s: float
     """From the first byte of a request to the end of its head; 0: no limit."""
     stall_s: float

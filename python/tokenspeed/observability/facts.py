@@ -61,7 +61,7 @@ def _wrong_samples(name: str, family: Metric, kind: str, label: str, values: lis
             wrong.append(f"{name}: a sample {sample.name}")
         if sample.labels.keys() - {"le"} != {"model_name", "app_key"} | own:
             wrong.append(f"{name}: labels {sorted(sample.labels)}")
-    if own and {sample.labels[label] for sample in family.samples} < set(values):
+    if own and not {sample.labels[label] for sample in family.samples} >= set(values):
         wrong.append(f"{name}: {label} is not any of {values}")
     return wrong
 
