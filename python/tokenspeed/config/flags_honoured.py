@@ -7,16 +7,8 @@ does not exist here are honoured by nature and say so.
 
 from __future__ import annotations
 
-from typing import Any
-
-from tokenspeed.config.flags import Flag, Kind
-
-
-def _flag(
-    names: str, kind: Kind, default: Any, group: str, help: str, choices: tuple[Any, ...] = (), target: str = ""
-) -> Flag:
-    return Flag(tuple(names.split()), kind, default, help, group, choices=choices, target=target)
-
+from tokenspeed.config.flags import Flag
+from tokenspeed.config.flags_rows import flag as _flag
 
 _MODEL = "Model Loading"
 _API, _MEMORY = "API Surface", "Scheduler And Memory"

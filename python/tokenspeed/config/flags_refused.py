@@ -7,9 +7,8 @@ anyway (`--pipeline-parallel-size 1`), that value passes.
 
 from __future__ import annotations
 
-from typing import Any
-
-from tokenspeed.config.flags import Flag, Kind
+from tokenspeed.config.flags import Flag
+from tokenspeed.config.flags_rows import refused_flag as _no
 
 _WHOLE_LAYERS = "every rank has a part of every layer; see --tensor-parallel-size"
 _WHOLE_CONTEXT = "every rank has the whole context, and a part of the heads"
@@ -26,11 +25,6 @@ _SPECULATION = "this release has no speculative decoding"
 _BACKEND = "kernels are chosen per operation: see --kernel-override and `ts kernels explain`"
 _ARCHITECTURE = "it belongs to an architecture that this release does not have"
 _NUMERICS = "this release has one order of every computation"
-
-
-def _no(names: str, kind: Kind, default: Any, why: str, *accepts: Any) -> Flag:
-    known = (default, *accepts) if default is not None else accepts
-    return Flag(tuple(names.split()), kind, default, "", "Refused", accepts=known, refusal=why)
 
 
 _PARALLEL = (

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenspeed.config.curve import GatewayCurve, gateway_curve
-from tokenspeed.config.flags import Flag, FlagError, Kind, json_object, parse_flags
+from tokenspeed.config.flags import Flag, FlagError, json_object, parse_flags
 from tokenspeed.config.flags_help import help_text
+from tokenspeed.config.flags_rows import flag as _flag
 from tokenspeed.config.gateway_history import HISTORY_FLAGS, HISTORY_RANGES, HistoryConfig, history_config
 from tokenspeed.config.gateway_http import (
     HTTP_FLAGS,
@@ -163,10 +164,6 @@ class GatewayConfig:
     """Which of several this process is; None: it is alone, or in front."""
 
 
-def _flag(names: str, kind: Kind, default: Any, group: str, text: str, *choices: Any) -> Flag:
-    return Flag(tuple(names.split()), kind, default, text, group, choices=choices)
-
-
 _WORKERS, _ROUTING, _MODEL, _HTTP, _LIMITS = "Workers", "Routing", "Model", "HTTP", "Limits"
 _RETRIES, _HEALTH, _LOGS, _SECURITY = "Retries", "Health", "Logs and metrics", "Security"
 
@@ -181,7 +178,7 @@ HONOURED: tuple[Flag, ...] = (
         _WORKERS,
         "of each worker: ipc:///path or tcp://host:port (a lane), grpc://host:port, or grpcs:// with TLS",
     ),
-    _flag("--backend --runtime", "str", "tokenspeed", _WORKERS, "kind of the workers", "tokenspeed"),
+    _flag("--backend --runtime", "str", "tokenspeed", _WORKERS, "kind of the workers", ("tokenspeed",)),
     _flag("--zmq-engine-count", "int", None, _WORKERS, "ranks behind a worker URL; default: what the first one says"),
     _flag("--zmq-startup-timeout-secs", "float", 3600.0, _WORKERS, "time for all ranks to register after the first"),
     *ROUTING_FLAGS,

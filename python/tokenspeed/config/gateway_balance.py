@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed.config.flags import Flag, FlagError, Kind
+from tokenspeed.config.flags import Flag, FlagError
+from tokenspeed.config.flags_rows import Rows
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,7 @@ class CacheAwareConfig:
     """Of the choice among workers that told what they hold; 0: the best one."""
 
 
-def _flag(names: str, kind: Kind, default: Any, text: str, *choices: Any) -> Flag:
-    return Flag(tuple(names.split()), kind, default, text, "Routing", choices=choices)
-
+_flag = Rows("Routing")
 
 BALANCE_FLAGS: tuple[Flag, ...] = (
     _flag("--cache-threshold --cache-match-threshold", "float", 0.3, "cache_aware: share that must match"),
@@ -113,11 +112,15 @@ BALANCE_FLAGS: tuple[Flag, ...] = (
         60.0,
         "accepted: the tree is kept within its bound at every prompt",
     ),
-    _flag("--cache-index", "str", "tree", "cache_aware: how prompts are remembered", "tree", "hash"),
+    _flag("--cache-index", "str", "tree", "cache_aware: how prompts are remembered", ("tree", "hash")),
     _flag("--cache-boundaries", "append", (), "cache_aware, hash: lengths of the heads, in tokens, by commas"),
     _flag("--cache-ttl-secs", "float", 180.0, "cache_aware, hash: how long a head is remembered"),
     _flag(
-        "--selection-policy", "str", "cache-aware-default", "cache_aware: the one way to select", "cache-aware-default"
+        "--selection-policy",
+        "str",
+        "cache-aware-default",
+        "cache_aware: the one way to select",
+        ("cache-aware-default",),
     ),
     _flag("--overlap-decay", "float", 0.0, "cache_aware: how much a backlog takes from what a worker holds"),
     _flag("--selection-temperature", "float", 0.0, "cache_aware: randomness among workers with KV events; 0: none"),

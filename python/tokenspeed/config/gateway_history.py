@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenspeed.config.flags import Flag, FlagError, Kind
+from tokenspeed.config.flags import Flag, FlagError
+from tokenspeed.config.flags_rows import Rows
 
 HISTORY_BACKENDS = ("sqlite", "memory", "redis", "none")
 
@@ -45,12 +46,10 @@ class HistoryConfig:
         return os.access(folder, os.W_OK)
 
 
-def _flag(names: str, kind: Kind, default: Any, text: str, *choices: Any) -> Flag:
-    return Flag(tuple(names.split()), kind, default, text, "History", choices=choices)
-
+_flag = Rows("History")
 
 HISTORY_FLAGS: tuple[Flag, ...] = (
-    _flag("--history-backend", "str", "sqlite", "where responses are kept", *HISTORY_BACKENDS),
+    _flag("--history-backend", "str", "sqlite", "where responses are kept", HISTORY_BACKENDS),
     _flag("--history-path", "str", None, "the SQLite file; default: in ~/.local/state/tokenspeed"),
     _flag("--history-memory-max-responses", "int", 10000, "responses kept in memory; the oldest go first"),
     _flag("--history-memory-max-items", "int", 100000, "items of conversations kept in memory"),

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed.config.flags import Flag, FlagError, Kind
+from tokenspeed.config.flags import Flag, FlagError
+from tokenspeed.config.flags_rows import flag as _flag
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,6 @@ class TokenizerCacheConfig:
     exact_entries: int
     exact_bytes: int
     prefix_bytes: int
-
-
-def _flag(names: str, kind: Kind, default: Any, group: str, text: str) -> Flag:
-    return Flag(tuple(names.split()), kind, default, text, group)
 
 
 _HTTP, _LIMITS, _LOGS, _MODEL = "HTTP", "Limits", "Logs and metrics", "Model"

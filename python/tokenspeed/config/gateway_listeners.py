@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed.config.flags import Flag, FlagError, Kind
+from tokenspeed.config.flags import Flag, FlagError
+from tokenspeed.config.flags_rows import flag as _flag
 
 ACCESS_FIELDS = ("client_addr", "forwarded_for", "user_agent", "request_bytes", "response_bytes", "worker")
 _NAMELESS = ("tenant", "key_id")
@@ -36,10 +37,6 @@ class LogConfig:
     """Of `ACCESS_FIELDS`, told of every request; none: requests have no lines."""
 
 
-def _flag(names: str, kind: Kind, default: Any, group: str, text: str, *choices: Any) -> Flag:
-    return Flag(tuple(names.split()), kind, default, text, group, choices=choices)
-
-
 _HTTP, _LOGS = "HTTP", "Logs and metrics"
 _ANY = " ".join(ACCESS_FIELDS)
 LOG_LEVELS = ("debug", "info", "warn", "error")
@@ -55,7 +52,7 @@ LISTENER_FLAGS: tuple[Flag, ...] = (
         _HTTP,
         "accepted for scripts: nothing is held just to be retried",
     ),
-    _flag("--log-level", "str", "info", _LOGS, "least severe lines that are written", *LOG_LEVELS),
+    _flag("--log-level", "str", "info", _LOGS, "least severe lines that are written", LOG_LEVELS),
     _flag("--log-json", "switch", False, _LOGS, "log lines as JSON objects"),
     _flag("--log-dir", "str", None, _LOGS, "folder for a file of log lines, beside stderr; made if need be"),
     _flag("--access-log-fields", "append", (), _LOGS, f"a line of every request, with any of {_ANY}"),

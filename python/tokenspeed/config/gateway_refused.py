@@ -7,9 +7,8 @@ A refused flag still parses, so that the refusal names it; where a value asks fo
 
 from __future__ import annotations
 
-from typing import Any
-
-from tokenspeed.config.flags import Flag, Kind
+from tokenspeed.config.flags import Flag
+from tokenspeed.config.flags_rows import refused_flag as _no
 
 _HTTP_WORKERS = "workers are reached over the ZMQ lane or gRPC"
 _BOOKINGS = "what an engine has not told yet is known by the record of prompts, with no time limit"
@@ -31,11 +30,6 @@ _TENANTS = "keys are given by --api-key and are all equal"
 _MESH = "gateways do not talk to each other"
 _WEBRTC = "this release has no realtime API"
 _RUNTIME = "the gateway runs on one thread"
-
-
-def _no(names: str, kind: Kind, default: Any, why: str, *accepts: Any) -> Flag:
-    known = (default, *accepts) if default is not None else accepts
-    return Flag(tuple(names.split()), kind, default, "", "Refused", accepts=known, refusal=why)
 
 
 REFUSED: tuple[Flag, ...] = (

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed.config.flags import Flag, Kind
+from tokenspeed.config.flags import Flag
+from tokenspeed.config.flags_rows import Rows
 from tokenspeed.config.gateway_balance import (
     BALANCE_FLAGS,
     BALANCE_LISTS,
@@ -72,20 +73,18 @@ class RoutingConfig:
     overload: OverloadConfig
 
 
-def _flag(names: str, kind: Kind, default: Any, text: str, *choices: Any) -> Flag:
-    return Flag(tuple(names.split()), kind, default, text, "Routing", choices=choices)
-
+_flag = Rows("Routing")
 
 ROUTING_FLAGS: tuple[Flag, ...] = (
-    _flag("--policy", "str", "cache_aware", "how a worker is chosen", *POLICY_NAMES),
+    _flag("--policy", "str", "cache_aware", "how a worker is chosen", POLICY_NAMES),
     *BALANCE_FLAGS,
     _flag("--prefix-token-count", "int", 256, "prefix_hash: tokens that are hashed"),
     _flag("--prefix-hash-load-factor", "float", 1.25, "prefix_hash: multiple of the mean to pass a worker by"),
     _flag("--prefix-hash-balance-abs-threshold", "float", 10.0, "prefix_hash: and requests above the mean"),
     _flag("--max-idle-secs --sticky-key-idle-secs", "float", 14400.0, "manual: a key unused so long is free"),
-    _flag("--assignment-mode", "str", "min_load", "manual: worker of a new key", *ASSIGNMENT_MODES),
+    _flag("--assignment-mode", "str", "min_load", "manual: worker of a new key", ASSIGNMENT_MODES),
     _flag("--dp-aware", "switch", False, "each request goes to the idlest rank; that is always so"),
-    _flag("--power-of-two-load-metric", "str", "expected_wait", "power_of_two: what is compared", *LOAD_METRICS),
+    _flag("--power-of-two-load-metric", "str", "expected_wait", "power_of_two: what is compared", LOAD_METRICS),
     _flag("--bucket-adjust-interval-secs", "float", 5.0, "bucket: how often prompt lengths are divided anew"),
     _flag("--routing-key-headers", "append", (), "headers with a routing key, before x-smg-routing-key"),
     _flag("--routing-key-override --sticky-sessions", "switch", False, "a routing key keeps its worker on any policy"),

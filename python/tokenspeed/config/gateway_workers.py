@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenspeed.config.flags import Flag, FlagError, Kind
+from tokenspeed.config.flags import Flag, FlagError
+from tokenspeed.config.flags_rows import flag as _flag
 
 GRPC_SCHEMES = ("grpc://", "grpcs://")
 
@@ -60,10 +61,6 @@ class UpkeepConfig:
     """A worker that is lost is removed; otherwise it is waited for."""
     drain_settle_s: float
     """A worker that is deleted drains for at least this long."""
-
-
-def _flag(names: str, kind: Kind, default: Any, group: str, text: str) -> Flag:
-    return Flag(tuple(names.split()), kind, default, text, group)
 
 
 _WORKERS, _HEALTH, _LIMITS, _SECURITY = "Workers", "Health", "Limits", "Security"
