@@ -15,7 +15,6 @@ import logging
 import secrets
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -464,7 +463,3 @@ class LoopThread:
 def set_frontend(core: EngineCore, frontend: Frontend) -> None:
     """Before the first step only."""
     core.loop.frontend = frontend
-
-
-def elapsed_s(since_s: float) -> str:
-    return f"{time.monotonic() - since_s:.1f} s"
