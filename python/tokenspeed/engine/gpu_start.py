@@ -132,10 +132,6 @@ def _prefill_sizes(config: Config, model: Model, state: DeviceState, caches: KVC
     _, run_s = _eager_times(model, synthetic.batch_of(state, caches, 0, [probe]))
     logger.info("eager layers: %.1f ms to launch, %.1f ms for %d tokens", 1e3 * launch_s, 1e3 * run_s, probe)
     largest = min(int(probe * launch_s / run_s) // 64 * 64, limits.max_batched_tokens)
-    # What a step has while others decode, when prompts wait.
-    crowded = limits.max_decode_gap_tokens + limits.max_num_seqs
-    if largest < crowded <= min(1.5 * largest, limits.max_batched_tokens):
-        return (*sizes_up_to(largest), crowded)
     return sizes_up_to(largest) if largest else ()
 
 
