@@ -73,7 +73,7 @@ struct Request {
   int32_t next_state_column = 0;
   int64_t transfer = -1;        // the one in flight for it
   StepId last_step;             // newest step with a row of it
-  int64_t prompts_seen = 0;     // the work on prompts that was planned by its newest decode step
+  int64_t prompts_seen = 0;     // the work on prompts planned by its newest step that samples
   int64_t passed_by = 0;        // times a later request was admitted before it, by longer prefix
   int64_t retracted_step = -1;  // the next step to be planned when it was retracted last
   bool is_new_in_slot = false;  // has a slot, and had no row in it yet

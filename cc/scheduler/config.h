@@ -39,7 +39,7 @@ struct SchedulerConfig {
   int32_t overlap_depth;          // steps in flight while the next one is planned
   int32_t verify_width;           // tokens a decode row carries; 1 is plain decoding
   bool verify_overlap;            // rows may follow rows whose drafts are not judged yet
-  int32_t max_decode_gap_tokens;  // prefill tokens between two decode steps of a running request
+  int32_t max_decode_gap_tokens;  // prefill tokens between two tokens of a running request
   int32_t context_cost_tokens;  // a prompt's token behind so many others counts twice in that gap,
                                 // behind twice as many thrice, and so on; 0: every token once
   bool enable_prefix_caching;

@@ -273,7 +273,8 @@ std::shared_ptr<const Plan> Scheduler::Launch(Draft draft) {
   Plan& plan = *draft.plan;
   plan.step_id = next_step_++;
   for (const Row& row : draft.rows) {
-    if (row.decodes) row.request->prompts_seen = prompt_work_;
+    // All of a step's tokens come at its end, a prompt's first one too.
+    if (row.samples) row.request->prompts_seen = prompt_work_;
   }
   plan.table_updates = cache_.tables().TakeUpdates();
   for (int32_t g = 1; g < cache_.num_groups(); ++g) {

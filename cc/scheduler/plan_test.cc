@@ -84,6 +84,16 @@ TEST(Plan, APromptAdvancesBesideADecodeWhateverItsContextCosts) {
   }
 }
 
+TEST(Plan, PromptsBesideAPromptThatEndsDoNotCountInItsGap) {
+  // Its first token comes with the step that they shared: what it waits for next starts behind it.
+  Sched sched;
+  sched.budget(16).gap(16);
+  for (int id = 1; id <= 5; ++id) sched.submit(Ask(id).prompt(8).max_new(20));
+  EXPECT_EQ(sched.step()->query_lens, (Ints{8, 8}));
+  EXPECT_EQ(sched.step()->query_lens, (Ints{1, 1, 8, 6}));
+  EXPECT_EQ(sched.step()->query_lens, (Ints{1, 1, 1, 2, 8}));
+}
+
 TEST(Plan, WithoutADecodeAContextCostsNothing) {
   Sched sched;
   sched.budget(64).gap(6).context_cost(1).submit(Ask(1).prompt(100));

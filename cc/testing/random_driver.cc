@@ -231,7 +231,7 @@ class Run {
     Require(rows.size() == plan.request_ids.size(), "a request has one row in a step");
   }
 
-  // Work on prompts between two decode steps of a request that goes on running. A prompt that must
+  // Work on prompts between two tokens of a request that goes on running. A prompt that must
   // go whole is the exception that `chunked_prefill` off asks for.
   void CheckGap(const Plan& plan) {
     const int64_t prefill = PromptWork(plan, config_.context_cost_tokens);
@@ -243,8 +243,13 @@ class Run {
       int64_t& since =
           requests_.at(plan.request_ids[static_cast<size_t>(row)]).prefill_since_decode;
       Require(!config_.chunked_prefill || since <= config_.max_decode_gap_tokens,
-              "between two decode steps lie at most max_decode_gap_tokens of work on prompts");
+              "between two tokens lie at most max_decode_gap_tokens of work on prompts");
       since = 0;
+    }
+    // A prompt's last chunk gives a token too; what its own step computes beside it comes no later.
+    for (auto row = plan.num_decode_rows; row < plan.num_rows(); ++row) {
+      if (plan.samples[static_cast<size_t>(row)] == 0) continue;
+      requests_.at(plan.request_ids[static_cast<size_t>(row)]).prefill_since_decode = 0;
     }
   }
 
