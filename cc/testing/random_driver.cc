@@ -105,7 +105,7 @@ class Run {
     int64_t prompt_tokens;
     int64_t num_output = 0;
     bool lives = true;
-    int64_t prefill_since_decode = -1;  // work planned; -1: it has not decoded since it last came
+    int64_t prefill_since_token = -1;  // work planned; -1: no token since it last came
   };
 
   RequestSpec SpecFrom(const Move& move, int64_t id) const {
@@ -231,25 +231,21 @@ class Run {
     Require(rows.size() == plan.request_ids.size(), "a request has one row in a step");
   }
 
-  // Work on prompts between two tokens of a request that goes on running. A prompt that must
-  // go whole is the exception that `chunked_prefill` off asks for.
+  // Work on prompts between two tokens of a request that goes on running; the first comes with the
+  // last chunk. Prompts that must go whole, which `chunked_prefill` off asks for, are the
+  // exception.
   void CheckGap(const Plan& plan) {
     const int64_t prefill = PromptWork(plan, config_.context_cost_tokens);
-    for (const int64_t id : plan.new_slot_request_ids) requests_.at(id).prefill_since_decode = -1;
+    for (const int64_t id : plan.new_slot_request_ids) requests_.at(id).prefill_since_token = -1;
     for (auto& [id, request] : requests_) {
-      if (request.prefill_since_decode >= 0) request.prefill_since_decode += prefill;
+      if (request.prefill_since_token >= 0) request.prefill_since_token += prefill;
     }
-    for (int32_t row = 0; row < plan.num_decode_rows; ++row) {
-      int64_t& since =
-          requests_.at(plan.request_ids[static_cast<size_t>(row)]).prefill_since_decode;
+    for (size_t row = 0; row < plan.samples.size(); ++row) {
+      if (plan.samples[row] == 0) continue;
+      int64_t& since = requests_.at(plan.request_ids[row]).prefill_since_token;
       Require(!config_.chunked_prefill || since <= config_.max_decode_gap_tokens,
               "between two tokens lie at most max_decode_gap_tokens of work on prompts");
       since = 0;
-    }
-    // A prompt's last chunk gives a token too; what its own step computes beside it comes no later.
-    for (auto row = plan.num_decode_rows; row < plan.num_rows(); ++row) {
-      if (plan.samples[static_cast<size_t>(row)] == 0) continue;
-      requests_.at(plan.request_ids[static_cast<size_t>(row)]).prefill_since_decode = 0;
     }
   }
 
@@ -294,7 +290,7 @@ class Run {
     Known& request = requests_.at(id);
     Require(request.lives, "one terminal event a request");
     request.lives = false;
-    request.prefill_since_decode = -1;
+    request.prefill_since_token = -1;
     last_ended_ = id;
     --num_live_;
     ended_.push_back(id);
