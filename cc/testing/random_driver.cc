@@ -232,8 +232,7 @@ class Run {
   }
 
   // Work on prompts between two tokens of a request that goes on running; the first comes with the
-  // last chunk. Prompts that must go whole, which `chunked_prefill` off asks for, are the
-  // exception.
+  // last chunk. Prompts that go whole, as `chunked_prefill` off asks, are the exception.
   void CheckGap(const Plan& plan) {
     const int64_t prefill = PromptWork(plan, config_.context_cost_tokens);
     for (const int64_t id : plan.new_slot_request_ids) requests_.at(id).prefill_since_token = -1;
