@@ -83,7 +83,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
 
 async def chat_job(body: bytes, model: ServedModel, request_id: str) -> Job:
     """Check everything that can be checked without an engine. Raises `ApiError`."""
-    request, raw = parse_body(body, ChatRequest)
+    request, raw = await parse_body(body, ChatRequest)
 
     def make_format(prompt: Sequence[int], request_id: str) -> Format:
         head = Head(request_id, int(time.time()), model.name)

@@ -42,13 +42,13 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
 
 async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Job:
     """Check everything that can be checked without an engine. Raises `ApiError`."""
-    request, _ = parse_body(body, CompletionRequest)
+    request, _ = await parse_body(body, CompletionRequest)
     model.check_name(request.model)
     fill = _fill_form(request, model)
     sampling = model.sampling.of(request, request.logprobs, model.max_model_len)
     params = sampling.params
     candidates = _candidates(request, params.n)
-    given = _as_list(request.prompt)
+    given = _as_list(request.prompt, model.max_model_len)
     prompts = [await _prompt_ids(prompt, request, model) for prompt in given]
     if fill is not None and request.suffix is not None:
         prompts = await _with_gaps(prompts, request.suffix, fill, model)
@@ -160,12 +160,14 @@ async def _echo(given: str | list[int], model: ServedModel) -> str:
     return given if isinstance(given, str) else await model.text(given, skip_special_tokens=False)
 
 
-def _as_list(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+def _as_list(prompt: str | list[str | int | list[int]], max_model_len: int) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise invalid("prompt", "empty_array", "prompt must not be empty")
-    kinds = set(map(type, prompt))  # there may be millions
+    if isinstance(prompt[0], int) and len(prompt) > max_model_len:
+        return [cast(list[int], prompt)]  # which is refused whatever the millions are
+    kinds = set(map(type, prompt))
     if kinds == {int}:
         return [cast(list[int], prompt)]
     if len(kinds) > 1:

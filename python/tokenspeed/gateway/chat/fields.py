@@ -8,6 +8,7 @@ Fields that nobody knows are ignored, as OpenAI's clients expect.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ import msgspec
 
 from tokenspeed.gateway.chat.constraints import ConstraintFields, chosen_constraint
 from tokenspeed.gateway.chat.format import UsageOptions
+from tokenspeed.gateway.chat.large_json import LARGE, decode_large
 from tokenspeed.gateway.http.errors import ApiError, invalid
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -168,10 +170,11 @@ _BOUNDS_FOR = {
 }
 
 
-def parse_body(body: bytes, kind: type[T]) -> tuple[T, dict[str, Any]]:
+async def parse_body(body: bytes, kind: type[T]) -> tuple[T, dict[str, Any]]:
     """The request in `body` (and the object itself, for fields outside `kind`). Raises `ApiError` 400."""
+    body = body.removeprefix(_BYTE_ORDER_MARK)
     try:
-        fields = msgspec.json.decode(body.removeprefix(_BYTE_ORDER_MARK))
+        fields = msgspec.json.decode(body) if len(body) < LARGE else await asyncio.to_thread(decode_large, body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):

@@ -51,7 +51,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 async def generate_job(body: bytes, model: ServedModel, request_id: str) -> Job:
     """Check everything that can be checked without an engine. Raises `ApiError`."""
-    request, _ = parse_body(body, GenerateRequest)
+    request, _ = await parse_body(body, GenerateRequest)
     try:
         return await _job(request, model, request_id)
     except ApiError as error:
@@ -134,7 +134,8 @@ async def _prompts(request: GenerateRequest, model: ServedModel) -> tuple[list[l
         raise invalid("text", "invalid_value", "exactly one of text and input_ids is needed")
     if request.input_ids is not None:
         given = request.input_ids
-        kinds = set(map(type, given))  # there may be millions
+        # There may be millions, which are refused whatever they are.
+        kinds = set(map(type, given[: model.max_model_len + 1]))
         if len(kinds) > 1:
             raise invalid("input_ids", "invalid_type", "input_ids mixes token ids and lists of token ids")
         batched = list in kinds

@@ -92,7 +92,7 @@ _REFUSED = {
 
 async def messages_job(body: bytes, model: ServedModel, request_id: str) -> Job:
     """Check everything that can be checked without an engine. Raises `ApiError`."""
-    request, fields = parse_body(body, MessagesRequest)
+    request, fields = await parse_body(body, MessagesRequest)
     _refuse(fields)
     if request.max_tokens < 1:
         raise invalid("max_tokens", "integer_below_min_value", "max_tokens must be at least 1")
@@ -122,7 +122,7 @@ async def messages_job(body: bytes, model: ServedModel, request_id: str) -> Job:
 
 async def count_tokens(body: bytes, model: ServedModel) -> bytes:
     """The body of the answer to `count_tokens`. Raises `ApiError`."""
-    request, fields = parse_body(body, CountTokensRequest)
+    request, fields = await parse_body(body, CountTokensRequest)
     _refuse(fields)
     messages = _conversation(request)
 

@@ -35,9 +35,9 @@ class ParseReasoning(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser: str | None = None
 
 
-def parse_calls(body: bytes, model: ServedModel) -> bytes:
+async def parse_calls(body: bytes, model: ServedModel) -> bytes:
     """Content and calls of a text. Raises `ApiError`."""
-    request, raw = parse_body(body, ParseCalls)
+    request, raw = await parse_body(body, ParseCalls)
     use = tool_use(request.tools, raw["tools"], None, None)
     parsers = _named(None, request.tool_call_parser, "tool_call_parser")
     parsed = _parse(request.text, parsers or Parsers(None, model.parsers.tools), use.callable)
@@ -45,9 +45,9 @@ def parse_calls(body: bytes, model: ServedModel) -> bytes:
     return encode_json({"normal_text": parsed.text, "calls": calls})
 
 
-def parse_reasoning(body: bytes, model: ServedModel) -> bytes:
+async def parse_reasoning(body: bytes, model: ServedModel) -> bytes:
     """Content and reasoning of a text. Raises `ApiError`."""
-    request, _ = parse_body(body, ParseReasoning)
+    request, _ = await parse_body(body, ParseReasoning)
     parsers = _named(request.reasoning_parser, None, "reasoning_parser")
     parsed = _parse(request.text, parsers or Parsers(model.parsers.reasoning, None), None)
     return encode_json({"text": parsed.text, "reasoning_text": parsed.reasoning})

@@ -172,7 +172,7 @@ class AdminApi:
     async def _add(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
         self._check_changeable()
-        asked, _ = parse_body(await read_body(request), WorkerBody)
+        asked, _ = await parse_body(await read_body(request), WorkerBody)
         try:
             worker = self._router.add(asked.url)
         except DuplicateWorker:
@@ -186,7 +186,7 @@ class AdminApi:
         self._keys.check(request.headers)
         self._check_changeable()
         worker = self._find(request)
-        asked, _ = parse_body(await read_body(request), WorkerChange)
+        asked, _ = await parse_body(await read_body(request), WorkerChange)
         if asked.url not in (None, worker.url):
             raise invalid("url", "invalid_value", "a worker's URL cannot change; delete this one and add another")
         if asked.priority is not None or request.method == "PUT":

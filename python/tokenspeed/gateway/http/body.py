@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Bodies of requests, read with a limit on silence: a client that sends nothing more must not be waited for."""
+"""Bodies of requests, read with a limit on silence (a client that sends nothing more must not be waited for), and
+unpacked."""
 
 from __future__ import annotations
 
@@ -9,13 +10,24 @@ import math
 from aiohttp import web
 
 from tokenspeed.gateway.http.errors import ApiError
+from tokenspeed.gateway.http.inflate import unpacked
 
 STALL_S = web.AppKey("stall_s", float)
 """A client that sends or takes nothing for this long has left; infinite for no limit."""
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The whole body. Raises `ApiError` 408 for a client that stops in the middle."""
+    """The whole body, unpacked. Raises `ApiError`: 408 for a client that stops in the middle, and what `unpacked`
+    raises."""
+    body = await _received(request)
+    encoding = request.headers.get("content-encoding")
+    if encoding is None:
+        return body
+    return await unpacked(body, encoding.strip().lower(), request.client_max_size)
+
+
+async def _received(request: web.Request) -> bytes:
+    """The body as it came."""
     stall_s = request.app.get(STALL_S, math.inf)
     limit = request.client_max_size
     body = bytearray()

@@ -28,7 +28,8 @@ class Protocol(web.RequestHandler):
     def __init__(self, server: web.Server, loop: asyncio.AbstractEventLoop, idle_s: float) -> None:
         """idle_s: how long the connection may wait for a next request."""
         no_log: Any = None  # which the library takes, and does not declare
-        super().__init__(server, loop=loop, access_log=no_log, keepalive_timeout=idle_s)
+        # Packed bodies are unpacked where they are read.
+        super().__init__(server, loop=loop, access_log=no_log, keepalive_timeout=idle_s, auto_decompress=False)
 
     def handle_error(
         self,
@@ -44,11 +45,7 @@ class Protocol(web.RequestHandler):
         logger.debug("what %s sent is no HTTP request: %s", request.remote, reason)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
-        code, said = "invalid_http", f"this is no HTTP request: {reason}"
-        if reason.startswith("Can not decode content-encoding"):
-            status, code = 415, "unsupported_encoding"
-            said = "the body is encoded in a way that this server cannot read; gzip and deflate are"
-        error = ApiError(status, code, said)
+        error = ApiError(status, "invalid_http", f"this is no HTTP request: {reason}")
         response = web.Response(body=error.body, status=status, content_type="application/json", headers=error.headers)
         response.force_close()
         return response

@@ -249,15 +249,18 @@ class Server:
 
     async def _parse_calls(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        return web.Response(body=parse_calls(await read_body(request), self._service.model), content_type=_JSON)
+        body = await parse_calls(await read_body(request), self._service.model)
+        return web.Response(body=body, content_type=_JSON)
 
     async def _parse_reasoning(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        return web.Response(body=parse_reasoning(await read_body(request), self._service.model), content_type=_JSON)
+        return web.Response(
+            body=await parse_reasoning(await read_body(request), self._service.model), content_type=_JSON
+        )
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        asked, _ = parse_body(await read_body(request), TokenizeRequest)
+        asked, _ = await parse_body(await read_body(request), TokenizeRequest)
         model = self._service.model
         model.check_name(asked.model)
         if len(asked.prompt) > _MAX_CHARACTERS:
@@ -271,7 +274,7 @@ class Server:
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        asked, _ = parse_body(await read_body(request), DetokenizeRequest)
+        asked, _ = await parse_body(await read_body(request), DetokenizeRequest)
         model = self._service.model
         model.check_name(asked.model)
         if len(asked.tokens) > _MAX_TOKENS:

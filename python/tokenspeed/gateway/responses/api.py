@@ -97,7 +97,7 @@ class ResponsesApi:
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         owner = self._owner(request)
-        asked, raw = parse_body(await read_body(request), ResponsesRequest)
+        asked, raw = await parse_body(await read_body(request), ResponsesRequest)
         check(asked, raw)
         response_id = new_id("resp")
         before = await self._before(asked, owner)
@@ -225,7 +225,7 @@ class ResponsesApi:
 
     async def _create_conversation(self, request: web.Request) -> web.Response:
         owner = self._owner(request)
-        asked, _ = parse_body(await read_body(request) or b"{}", ConversationBody)
+        asked, _ = await parse_body(await read_body(request) or b"{}", ConversationBody)
         conversation = new_id("conv")
         body = {
             "id": conversation,
@@ -243,7 +243,7 @@ class ResponsesApi:
 
     async def _update_conversation(self, request: web.Request) -> web.Response:
         owner, conversation = self._owner(request), request.match_info["id"]
-        asked, _ = parse_body(await read_body(request), ConversationBody)
+        asked, _ = await parse_body(await read_body(request), ConversationBody)
         body = await self._record("conversation", owner, conversation, None)
         body["metadata"] = asked.metadata or {}
         await self._history.write("conversation", owner, conversation, encode_json(body))
@@ -259,7 +259,7 @@ class ResponsesApi:
 
     async def _add_items(self, request: web.Request) -> web.Response:
         owner, conversation = self._owner(request), request.match_info["id"]
-        asked, _ = parse_body(await read_body(request), ItemsBody)
+        asked, _ = await parse_body(await read_body(request), ItemsBody)
         await self._record("conversation", owner, conversation, None)
         items = input_items(asked.items, "items")
         await self._write_items(owner, conversation, items)
