@@ -157,7 +157,7 @@ def test_layers_captured_in_pieces_give_the_tokens_of_eager_ones(tiny_model: str
     expected = stepper(tiny_model, ()).run(requests(count, "mixed"))
     pieces = stepper(tiny_model, (), piece_sizes=(1, 5, 32))
     assert pieces.run(requests(count, "mixed")) == expected
-    both = stepper(tiny_model, (2, MAX_SEQS), piece_sizes=(16,))
+    both = stepper(tiny_model, (2, MAX_SEQS), piece_sizes=(32,))
     assert both.run(requests(count, "mixed")) == expected
     assert pieces.num_pieces > both.num_pieces > 0 and both.num_played > 0
 
