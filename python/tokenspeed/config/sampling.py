@@ -9,6 +9,7 @@ or ignored. Pure: no torch, no clock, no randomness (seeds that nobody gave are 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -24,10 +25,12 @@ MAX_STOP_CHARS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 64
+MAX_PRIORITY = 1_000_000
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 _U64 = 0xFFFFFFFFFFFFFFFF
 _GOLDEN = 0x9E3779B97F4A7C15
+_DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
 class RequestError(ValueError):
@@ -322,6 +325,19 @@ def room_for_output(num_prompt_tokens: int, max_new_tokens: int | None, max_mode
             f"the context is {max_model_len} tokens; the prompt has {num_prompt_tokens}, with {output}",
         )
     return max_model_len - num_prompt_tokens if max_new_tokens is None else max_new_tokens
+
+
+def check_priority(priority: int) -> None:
+    """Raise `RequestError` for one that the scheduler does not order by."""
+    _check_int("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
+
+
+def bias_by_token(sent: Mapping[Any, float] | None) -> dict[int, float] | None:
+    """Token ids of a mapping that was JSON once are decimal texts. Raises `RequestError` for a key that is none."""
+    for key in sent or ():
+        if isinstance(key, str) and not _DECIMAL.fullmatch(key):
+            raise RequestError("logit_bias", "invalid_type", f"logit_bias: {key[:40]!r} is not a token id")
+    return {int(key): bias for key, bias in sent.items()} if sent else None
 
 
 def derive_seed(seed: int, choice: int) -> int:

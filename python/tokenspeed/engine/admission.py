@@ -22,6 +22,7 @@ from tokenspeed.config.sampling import (
     SEED_MAX,
     RequestError,
     SamplingParams,
+    check_priority,
     check_prompt_range,
     derive_seed,
     room_for_output,
@@ -108,6 +109,7 @@ class Admission:
             check_params(request.params, self._config)
             check_processor(request.params, self._config)
             self._checked = request.params
+        check_priority(request.priority)
         room = check_room(request.token_ids, request.params, self._config)
         record = self._requests.new_record(request.rid, self._settled(request.params), request.token_ids)
         record.room, record.priority, record.cache_salt = room, request.priority, request.cache_salt
@@ -176,7 +178,7 @@ def _outcome(done: Compiled) -> Outcome:
     return Outcome(Verdict(done.ticket, done.error, done.status), done.grammar)
 
 
-def check_request(token_ids: NDArray[np.int32], params: SamplingParams, config: AdmissionConfig) -> int:
+def check_request(token_ids: NDArray[np.integer[Any]], params: SamplingParams, config: AdmissionConfig) -> int:
     """The room for output, or `RequestError`. Also called by frontends, in their callers' threads."""
     check_params(params, config)
     return check_room(token_ids, params, config)
@@ -203,7 +205,7 @@ def check_data_rank(data_rank: int | None, num_replicas: int) -> None:
         raise RequestError(field, "invalid_value", f"{field} must be in [0, {num_replicas - 1}], got {data_rank}")
 
 
-def check_room(token_ids: NDArray[np.int32], params: SamplingParams, config: AdmissionConfig) -> int:
+def check_room(token_ids: NDArray[np.integer[Any]], params: SamplingParams, config: AdmissionConfig) -> int:
     """The room for output of a prompt whose parameters are checked. Raises `RequestError`."""
     check_token_ids(token_ids, config.vocab_size)
     return room_for_output(len(token_ids), params.max_new_tokens, config.max_model_len)

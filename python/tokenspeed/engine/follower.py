@@ -239,6 +239,7 @@ def run(setup: Setup, orders: Orders, reports: Reports) -> None:
     try:
         ranks.follow(core.loop)
     finally:
+        core.loop.profiler.close()
         core.close()
 
 

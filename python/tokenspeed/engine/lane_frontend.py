@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenspeed.config.sampling import TOP_K_OFF, RequestError, SamplingParams
+from tokenspeed.config.sampling import TOP_K_OFF, RequestError, SamplingParams, bias_by_token, check_priority
 from tokenspeed.engine.messages import (
     Abort,
     AbortAll,
@@ -111,11 +111,9 @@ def to_add(request: wire.TokenizedGenerateReqInput) -> Add:
         token_ids = np.array(request.input_ids, np.int32)
     except OverflowError:
         raise RequestError("prompt", "invalid_token_id", "prompt: a token id does not fit 32 bits") from None
-    priority = request.priority
-    if not -(2**31) <= priority < 2**31:
-        raise RequestError("priority", "invalid_value", f"priority must fit 32 bits, got {priority}")
+    check_priority(request.priority)
     salt = salt_number(request.cache_salt)
-    return Add(request.rid, token_ids, _params(request), priority, salt, request.traceparent)
+    return Add(request.rid, token_ids, _params(request), request.priority, salt, request.traceparent)
 
 
 def salt_number(salt: str | None) -> int:
@@ -142,7 +140,7 @@ def _params(request: wire.TokenizedGenerateReqInput) -> SamplingParams:
         repetition_penalty=sent.repetition_penalty,
         stop_token_ids=tuple(sent.stop_token_ids or ()),
         ignore_eos=sent.ignore_eos,
-        logit_bias=_bias(sent.logit_bias),
+        logit_bias=bias_by_token(sent.logit_bias),
         seed=sent.seed,
         n=sent.n,
         logprobs=request.top_logprobs_num if request.return_logprob else None,
@@ -165,16 +163,6 @@ def _custom_params(sent: Any) -> dict[str, Any] | None:
     if sent is not None and not isinstance(sent, dict):
         raise RequestError("custom_params", "invalid_type", "custom_params is an object")
     return sent or None
-
-
-def _bias(sent: dict[int | str, float] | None) -> dict[int, float] | None:
-    """Token ids of a JSON-born mapping are strings."""
-    if not sent:
-        return None
-    try:
-        return {int(token): bias for token, bias in sent.items()}
-    except ValueError:
-        raise RequestError("logit_bias", "invalid_type", "logit_bias: a key is not a token id") from None
 
 
 def _refuse_present(struct: Any, absent: dict[str, str]) -> None:

@@ -79,7 +79,7 @@ def test_priority_arrives_and_a_salt_is_a_number_that_is_the_same_in_every_engin
     assert to_add(request(traceparent="00-a")).traceparent == "00-a" and plain.traceparent is None
     assert (salted.priority, salted.cache_salt) == (-5, 0x32A5E044B286EF72)
     assert to_add(request(cache_salt="b")).cache_salt not in (0, salted.cache_salt)
-    with pytest.raises(RequestError, match="priority must fit"):
+    with pytest.raises(RequestError, match="priority must be"):
         to_add(request(priority=2**31))
 
 

@@ -93,9 +93,12 @@ class EngineLoop:
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Step until `stopped()`; then settle what is in flight. Raises EngineFault."""
-        while not stopped():
-            self.step()
-        self.settle_all()
+        try:
+            while not stopped():
+                self.step()
+            self.settle_all()
+        finally:
+            self.profiler.close()
 
     def step(self) -> None:
         commands = self.frontend.drain(self._patience_s())

@@ -116,8 +116,8 @@ class Profiler:
         try:
             options.folder.mkdir(parents=True, exist_ok=True)
             path.touch()
-        except OSError as error:
-            raise ProfileRefused(f"output_dir: {options.folder}: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # ValueError: a null character
+            raise ProfileRefused(f"output_dir: {options.folder}: {getattr(error, 'strerror', error)}") from None
         self._path, self._steps_left = path, options.num_steps
         if options.start_step is not None and options.start_step > self._num_steps:
             self._waiting, self._start_step = _made(options), options.start_step
@@ -163,10 +163,18 @@ class Profiler:
             return
         self._steps_left -= 1
         if not self._steps_left:
-            try:
-                logger.info("%s", self.stop())
-            except ProfileRefused as error:
-                logger.warning("%s", error)
+            self._stop_and_say()
+
+    def close(self) -> None:
+        """Write what is recorded still, on the thread that began it: torch's threads do not survive it at exit."""
+        if self._running is not None or self._waiting is not None:
+            self._stop_and_say()
+
+    def _stop_and_say(self) -> None:
+        try:
+            logger.info("%s", self.stop())
+        except ProfileRefused as error:
+            logger.warning("%s", error)
 
 
 def _made(options: ProfileOptions) -> torch.profiler.profile:

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tokenspeed.config.model_source import embedded_model_path
 from tokenspeed.engine.conftest import StartEngine
 from tokenspeed.engine.profiler import FOLDER_ENV, ProfileRefused, profile_options
 from tokenspeed.engine.testing import GREEDY, PROMPT, answer_of, ask, start
@@ -53,6 +57,22 @@ def test_a_limited_profile_ends_by_itself_and_get_takes_the_folder_of_the_enviro
         assert time.monotonic() < deadline_s
     (path,) = (tmp_path / "two").iterdir()
     assert operators(path) and len(list((tmp_path / "env").iterdir())) == 1
+
+
+def test_an_engine_that_ends_amid_a_profile_writes_it_and_ends_well(tmp_path: Path) -> None:
+    """In a process of its own: what torch leaves behind of a profile crashed it at exit."""
+    script = f"""
+from tokenspeed.engine.offline import Engine
+options = {{"device": "cpu", "num_threads": 1, "max_total_tokens": 256, "max_model_len": 64}}
+with Engine({str(embedded_model_path())!r}, **options) as engine:
+    engine.operations.start_profile({{"output_dir": {str(tmp_path)!r}}})
+    engine.generate([[1, 2, 3]], {{"max_new_tokens": 2}})
+"""
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.iterdir()
+    assert operators(path)
 
 
 def test_a_profile_that_cannot_be_written_is_refused(start_engine: StartEngine, tmp_path: Path) -> None:

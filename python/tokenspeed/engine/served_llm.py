@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tokenspeed.config.sampling import RequestError
+from tokenspeed.config.sampling import RequestError, bias_by_token
 from tokenspeed.engine.choice import ChoiceBuilder
 from tokenspeed.engine.errors import OperationError
 from tokenspeed.engine.local_frontend import Delta
@@ -283,11 +283,8 @@ def _params(request: GenerateReqInput) -> Mapping[str, Any]:
     """`sampling_params` under our names. Stop tokens stay in the outputs; who asks for their trimming trims."""
     values = dict(request.sampling_params)
     values.pop("no_stop_trim", None)
-    if values.get("logit_bias"):
-        try:
-            values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
-        except ValueError:
-            raise RequestError("logit_bias", "invalid_type", "logit_bias: a key is not a token id") from None
+    if isinstance(values.get("logit_bias"), Mapping):
+        values["logit_bias"] = bias_by_token(values["logit_bias"])
     if request.return_logprob:
         values["logprobs"] = request.top_logprobs_num
         if request.logprob_start_len >= 0:

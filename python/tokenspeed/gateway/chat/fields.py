@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tokenspeed.config.sampling import MAX_PRIORITY
 from tokenspeed.gateway.chat.constraints import ConstraintFields, chosen_constraint
 from tokenspeed.gateway.chat.format import UsageOptions
 from tokenspeed.gateway.chat.large_json import LARGE, decode_large
@@ -22,7 +23,6 @@ from tokenspeed.gateway.http.errors import ApiError, invalid
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-MAX_PRIORITY = 2**31 - 1
 MAX_SALT = 1024
 """Characters."""
 

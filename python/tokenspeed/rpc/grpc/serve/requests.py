@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf import json_format
 
 from tokenspeed.config.resolve import AdmissionConfig
-from tokenspeed.config.sampling import RequestError, SamplingParams, derive_seed
+from tokenspeed.config.sampling import RequestError, SamplingParams, bias_by_token, check_priority, derive_seed
 from tokenspeed.engine.admission import check_data_rank, check_processor, check_request
 from tokenspeed.engine.lane_frontend import salt_number
 from tokenspeed.engine.messages import Add
@@ -37,6 +37,8 @@ _CONSTRAINTS = {
     "structural_tag": "structural_tag",
 }
 _SEED_BITS = 63
+MAX_ID_CHARS = 1024
+"""An id is said again in every message of the answer."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +79,15 @@ def to_job(
     _refuse_absent(request)
     data_rank = request.data_parallel_rank if request.HasField("data_parallel_rank") else None
     check_data_rank(data_rank, num_replicas)
-    if not request.request_id:
-        raise RequestError("request_id", "missing_required_parameter", "request_id is empty")
+    _check_id(request.request_id)
     params = _params(request, defaults, admission)
     params.validate(admission.vocab_size, admission.max_model_len)
-    token_ids = np.array(request.tokenized.input_ids, np.int64).clip(max=np.iinfo(np.int32).max).astype(np.int32)
+    sent_ids = np.array(request.tokenized.input_ids, np.int64)
     single = replace(params, n=1)
-    check_request(token_ids, single, admission)
+    check_request(sent_ids, single, admission)
     check_processor(single, admission)
+    check_priority(request.priority)
+    token_ids = sent_ids.astype(np.int32)
     base = secrets.randbits(_SEED_BITS) if params.seed is None and params.n > 1 else params.seed
     adds = []
     for index in range(params.n):
@@ -118,7 +121,7 @@ def _params(request: pb.GenerateRequest, defaults: Mapping[str, float], admissio
     values |= {name: _shortest(getattr(sent, name)) for name in _SCALARS if sent.HasField(name)}
     if (kind := sent.WhichOneof("constraint")) is not None:
         values[_CONSTRAINTS[kind]] = getattr(sent, kind)
-    scores_prompt = request.return_logprob and request.HasField("logprob_start_len") and request.logprob_start_len >= 0
+    scores_prompt = request.return_logprob and _logprob_start(request) >= 0
     return SamplingParams(
         **values,
         max_new_tokens=sent.max_new_tokens if sent.HasField("max_new_tokens") else None,
@@ -126,7 +129,7 @@ def _params(request: pb.GenerateRequest, defaults: Mapping[str, float], admissio
         stop=tuple(sent.stop),
         stop_token_ids=tuple(sent.stop_token_ids),
         ignore_eos=sent.ignore_eos,
-        logit_bias=_bias(sent.logit_bias),
+        logit_bias=bias_by_token(sent.logit_bias),
         seed=_seed(sent),
         n=sent.n or 1,
         logprobs=request.top_logprobs_num if request.return_logprob else None,
@@ -137,9 +140,36 @@ def _params(request: pb.GenerateRequest, defaults: Mapping[str, float], admissio
         allowed_token_ids=tuple(sent.allowed_token_ids),
         bad_token_ids=tuple(tuple(sequence.token_ids) for sequence in sent.bad_token_ids),
         custom_logit_processor=request.custom_logit_processor if request.HasField("custom_logit_processor") else None,
-        custom_params=json_format.MessageToDict(sent.custom_params) or None,
+        custom_params=_custom_params(sent),
         skip_special_tokens=sent.skip_special_tokens,
     )
+
+
+def _check_id(request_id: str) -> None:
+    if not request_id:
+        raise RequestError("request_id", "missing_required_parameter", "request_id is empty")
+    if len(request_id) > MAX_ID_CHARS:
+        message = f"request_id has {len(request_id)} characters, at most {MAX_ID_CHARS}"
+        raise RequestError("request_id", "string_above_max_length", message)
+
+
+def _logprob_start(request: pb.GenerateRequest) -> int:
+    """The first position whose logprob is wanted; -1 for none."""
+    start = request.logprob_start_len if request.HasField("logprob_start_len") else -1
+    num_tokens = len(request.tokenized.input_ids)
+    if not -1 <= start <= num_tokens:
+        raise RequestError(
+            "logprob_start_len", "invalid_value", f"logprob_start_len must be in [-1, {num_tokens}], got {start}"
+        )
+    return start
+
+
+def _custom_params(sent: pb.SamplingParams) -> dict[str, Any] | None:
+    try:
+        return json_format.MessageToDict(sent.custom_params) or None
+    except ValueError:
+        # A Struct can hold what JSON cannot: NaN and infinities.
+        raise RequestError("custom_params", "invalid_value", "custom_params has a number that is not finite") from None
 
 
 def _shortest(value: float | int) -> float | int:
@@ -153,10 +183,3 @@ def _seed(sent: pb.SamplingParams) -> int | None:
         return None
     seed = int(sent.sampling_seed)
     return seed - 2**64 if seed >= 2**63 else seed
-
-
-def _bias(sent: Mapping[str, float]) -> dict[int, float] | None:
-    try:
-        return {int(token): bias for token, bias in sent.items()} or None
-    except ValueError:
-        raise RequestError("logit_bias", "invalid_type", "logit_bias: a key is not a token id") from None

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from tokenspeed.config.flags import FlagError
 from tokenspeed.engine.offline import Engine
 from tokenspeed.rpc.grpc.limits import max_message_bytes, message_options, server_options
+from tokenspeed.rpc.grpc.serve.guard import Guard
 from tokenspeed.rpc.grpc.serve.servicer import EncoderServicer, SchedulerServicer
 from tokenspeed_protos import (
     tokenspeed_encoder_pb2,
@@ -49,7 +50,7 @@ class GrpcServer:
         self._engine = engine
         self._limit_bytes = max_message_bytes()
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=server_options(self._limit_bytes))
+        self._server = grpc.aio.server(interceptors=[Guard()], options=server_options(self._limit_bytes))
         tokenspeed_scheduler_pb2_grpc.add_TokenSpeedSchedulerServicer_to_server(self.servicer, self._server)
         tokenspeed_encoder_pb2_grpc.add_TokenSpeedEncoderServicer_to_server(EncoderServicer(), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
