@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -47,6 +48,57 @@ def test_a_function_tag_that_names_no_tool_is_text() -> None:
 def test_a_call_that_is_not_closed_ends_with_its_section() -> None:
     text = "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</tool_call>\nDone."
     assert parsed("qwen_coder", text) == ("\nDone.", [("weather", PARIS)])
+
+
+FILES = {
+    "write": {"type": "object", "properties": {"path": {"type": "string"}, "text": {}, "mode": {"type": "integer"}}}
+}
+QWEN = "<tool_call>\n<function=write>\n{}\n</function>\n</tool_call>"
+GLM = "<tool_call>write\n{}\n</tool_call>"
+MINIMAX = '<minimax:tool_call>\n<invoke name="write">\n{}\n</invoke>\n</minimax:tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "arguments"),
+    [
+        ("qwen_coder", QWEN.format("<parameter=path>\na\n<parameter=mode>\n7"), '{"path": "a", "mode": 7}'),
+        ("qwen_coder", QWEN.format("<parameter=mode>7<parameter=path>a"), '{"mode": 7, "path": "a"}'),
+        ("qwen_coder", "<tool_call><function=write><parameter=path>a</function>", '{"path": "a"}'),
+        ("qwen_coder", "<tool_call><function=write><parameter=path>\na\n</tool_call>", '{"path": "a"}'),
+        ("qwen_coder", "<function=write><parameter=path>\na\n</tool_call>\n", '{"path": "a"}'),
+        (
+            "glm45",
+            GLM.format("<arg_key>path</arg_key>\n<arg_value>a<arg_key>mode</arg_key>\n<arg_value>7"),
+            '{"path": "a", "mode": 7}',
+        ),
+        (
+            "minimax_m2",
+            MINIMAX.format('<parameter name="path">a\n<parameter name="mode">7'),
+            '{"path": "a", "mode": 7}',
+        ),
+    ],
+)
+def test_a_value_that_is_not_closed_ends_where_the_call_goes_on(parser: str, text: str, arguments: str) -> None:
+    assert parsed(parser, text, FILES) == ("", [("write", arguments)])
+    twice = f"{text}\n{text}"
+    assert parsed(parser, twice, FILES) == ("", [("write", arguments)] * 2)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "see </function> and </tool_call> in it",
+        "<parameter=other> is none of the tool's",
+        "<parameter= <parameter=path",
+        "</function>\n</function >",
+        "</function>" + " " * 600 + "</tool_call>",
+        "<parameter=" + "x" * 600 + ">",
+        "</function>\n<functions>",
+    ],
+)
+def test_tags_that_go_on_with_no_call_are_part_of_a_value(value: str) -> None:
+    text = QWEN.format(f"<parameter=path>\n{value}\n</parameter>")
+    assert parsed("qwen_coder", text, FILES) == ("", [("write", json.dumps({"path": value}))])
 
 
 def test_kimis_section_is_also_named_in_the_singular() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from tokenspeed.gateway.text.parse.events import CallArguments, CallStart
 from tokenspeed.gateway.text.parse.machine import Machine, Markers
 from tokenspeed.gateway.text.parse.tools import Tools
+from tokenspeed.gateway.text.parse.xml_slips import OpenValues
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class XmlFormat:
     """section, section_end: tags around one or several calls. call: matches a call's opening with the group `name`,
     which begins with call_head and goes on as call_rest says until it is whole; call_end closes it, and may be the
     section's end. parameter: matches a parameter's opening up to its value, with the
-    group `name` and perhaps `string`; parameter_end closes it. trims_lines: one line break on either side of a value
+    group `name` and perhaps `string`, which begins with parameter_head; parameter_end closes it. trims_lines: one line break on either side of a value
     belongs to the format. bare: models are known to leave out the section's tag, so a call is also taken without it."""
 
     section: str
@@ -30,10 +31,19 @@ class XmlFormat:
     call_rest: re.Pattern[str]
     call: re.Pattern[str]
     call_end: str
+    parameter_head: str
     parameter: re.Pattern[str]
     parameter_end: str
     trims_lines: bool
     bare: bool = False
+
+    @property
+    def open_values(self) -> OpenValues:
+        """Where values end that are not closed."""
+        followers = {self.section_end: (self.section, self.call_head) if self.bare else (self.section,)}
+        if self.call_end != self.section_end:
+            followers[self.call_end] = (self.section_end, self.section, self.call_head)
+        return OpenValues(self.parameter_head, self.parameter, followers)
 
 
 _TO_TAG_END = re.compile(r"[^>\n]*")
@@ -45,6 +55,7 @@ QWEN_CODER = XmlFormat(
     _TO_TAG_END,
     re.compile(r"\s*<function=(?P<name>[^>\n]*)>"),
     "</function>",
+    "<parameter=",
     re.compile(r"\s*<parameter=(?P<name>[^>\n]*)>"),
     "</parameter>",
     trims_lines=True,
@@ -57,6 +68,7 @@ GLM45 = XmlFormat(
     re.compile(r"[^<\n]*\s*"),
     re.compile(r"\s*(?P<name>[^<\n]+?)\s*(?=<)"),
     "</tool_call>",
+    "<arg_key>",
     re.compile(r"\s*<arg_key>(?P<name>[^<]*)</arg_key>\s*<arg_value>"),
     "</arg_value>",
     trims_lines=False,
@@ -68,6 +80,7 @@ MINIMAX_M2 = XmlFormat(
     _TO_TAG_END,
     re.compile(r'\s*<invoke name="?(?P<name>[^">]*)"?>'),
     "</invoke>",
+    "<parameter name=",
     re.compile(r'\s*<parameter name="?(?P<name>[^">]*)"?>'),
     "</parameter>",
     trims_lines=True,
@@ -79,6 +92,7 @@ DEEPSEEK_V32 = XmlFormat(
     _TO_TAG_END,
     re.compile(r'\s*<｜DSML｜invoke name="(?P<name>[^"]*)">'),
     "</｜DSML｜invoke>",
+    "<｜DSML｜parameter name=",
     re.compile(r'\s*<｜DSML｜parameter name="(?P<name>[^"]*)"(?: string="(?P<string>true|false)")?>'),
     "</｜DSML｜parameter>",
     trims_lines=False,
@@ -94,7 +108,8 @@ class XmlCalls(Machine):
         super().__init__()
         self._tools, self._form = tools, form
         self._begins = Markers([form.section, form.call_head] if form.bare else [form.section])
-        self._value_ends = Markers([form.parameter_end])
+        self._open_values = form.open_values
+        self._value_ends = Markers([form.parameter_end, *self._open_values.markers])
         self._num_calls = 0
         self._num_parameters = 0
         self._raw = ""
@@ -206,7 +221,14 @@ class XmlCalls(Machine):
     def _in_value(self) -> bool:
         text, marker = self._until(self._value_ends)
         self._value += text
-        ended = marker is not None or self._final
+        ended = marker == self._form.parameter_end or self._final
+        if marker not in (None, self._form.parameter_end):
+            goes_on = self._open_values.ends(marker, self._buffer, self._tools.parameters(self._name), self._final)
+            if goes_on is False:
+                self._value += marker
+                return True
+            self._buffer = marker + self._buffer
+            ended = bool(goes_on)
         if self._form.trims_lines:
             self._trim(ended)
         if self._streams:
