@@ -21,8 +21,8 @@ from tokenspeed.gateway.text.parse.xml_slips import OpenValues
 class XmlFormat:
     """section, section_end: tags around one or several calls. call: matches a call's opening with the group `name`,
     which begins with call_head and goes on as call_rest says until it is whole; call_end closes it, and may be the
-    section's end. parameter: matches a parameter's opening up to its value, with the
-    group `name` and perhaps `string`, which begins with parameter_head; parameter_end closes it. trims_lines: one line break on either side of a value
+    section's end. parameter: matches a parameter's opening up to its value, with the group `name` and perhaps `string`,
+    which begins with parameter_head; parameter_end closes it. trims_lines: one line break on either side of a value
     belongs to the format. bare: models are known to leave out the section's tag, so a call is also taken without it."""
 
     section: str
@@ -40,7 +40,9 @@ class XmlFormat:
     @property
     def open_values(self) -> OpenValues:
         """Where values end that are not closed."""
-        followers = {self.section_end: (self.section, self.call_head) if self.bare else (self.section,)}
+        followers: dict[str, tuple[str, ...]] = {self.section_end: (self.section,)}
+        if self.bare:
+            followers[self.section_end] += (self.call_head,)
         if self.call_end != self.section_end:
             followers[self.call_end] = (self.section_end, self.section, self.call_head)
         return OpenValues(self.parameter_head, self.parameter, followers)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Values of parameters whose closing tag a model left out: where do they end?
 
-At a tag that goes on with the call: the next parameter's, or the end of the call. The same tags may stand in a value (a
-file about them), so each must be followed by what its format has there: a parameter that the tool has, another call, the
-section's end or the answer's. Pure.
+At a tag that goes on with the call: the next parameter's, or the end of the call. The same tags may stand in a value
+(a file about them), so each must be followed by what its format has there: a parameter that the tool has, another call,
+the section's end or the answer's. Pure.
 """
 
 from __future__ import annotations
