@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from tests.fault.garbage import mutations
@@ -16,6 +17,8 @@ from tests.support.server import free_port
 from tokenspeed.rpc.lane import wire
 
 NUM_GARBAGE = 600
+DEEP = [wire.FRAME_CONTROL, b"\x93\x01\xa1a" + b"\x91" * 100_000]
+"""Arrays within arrays."""
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +119,46 @@ def test_other_garbage_is_dropped_too(engine: Program, gateway: RawGateway, cont
     for kind, payload in (abort, call):
         for garbage in mutations(payload, NUM_GARBAGE // 4, seed=2):
             gateway.send(kind, garbage)
-    for frames in ([b""], [b"\x07", b"\x90"], [b"\x00"], [b"\x00", b"\xc1", b"aux"], [b"\x03", b"\x90"]):
+    for frames in ([b""], [b"\x07", b"\x90"], [b"\x00"], [b"\x00", b"\xc1", b"aux"], [b"\x03", b"\x90"], DEEP):
         gateway.send(*frames)
     gateway.send(wire.FRAME_ADD, request("after", 4))
     while "after" not in (terminal := rids_that_ended(gateway)):
         assert terminal is not None
     wait_idle(control)
     assert engine.process.poll() is None
+
+
+def test_who_waits_for_a_message_that_this_engine_does_not_read_is_told(
+    engine: Program, gateway: RawGateway, control: Http
+) -> None:
+    """ENCODE is for encode workers; the sender would wait for its answer for good."""
+    encode = msgspec.msgpack.encode(["EncodeRequest", None, None, "encode-1", "127.0.0.1", 8998, 5, []])
+    cut = msgspec.msgpack.encode(["TokenizedGenerateReqInput", "cut-1"])
+    for kind, payload, rid, status in (
+        (wire.FRAME_ENCODE, encode, "encode-1", 501),
+        (b"\x09", msgspec.msgpack.encode(["Later", "later-1"]), "later-1", 501),
+        (wire.FRAME_ADD, cut, "cut-1", 400),
+    ):
+        gateway.send(kind, payload)
+        batch = wire.decode_output(next_with_rows(gateway))
+        assert isinstance(batch, wire.BatchTokenIDOutSlim)
+        assert (batch.rids, batch.finished_reasons, batch.finished_status_codes) == ([rid], ["abort"], [status])
+        assert batch.finished_messages[0]
+    gateway.send(wire.FRAME_CONTROL, msgspec.msgpack.encode(["call", 7]))
+    reply = wire.decode_output(next_with_rows(gateway))
+    assert isinstance(reply, wire.ControlReplySlim)
+    assert (reply.call_id, reply.success) == ("call", False)
+    assert engine.process.poll() is None
+
+
+def next_with_rows(gateway: RawGateway) -> bytes:
+    """The next frame of results that is no sign of life."""
+    while True:
+        frame = gateway.receive()
+        assert frame is not None, "the engine says nothing any more"
+        output = wire.decode_output(frame)
+        if isinstance(output, wire.ControlReplySlim) or output.rids:
+            return frame
 
 
 def rids_that_ended(gateway: RawGateway) -> set[str]:

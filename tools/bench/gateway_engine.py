@@ -139,7 +139,7 @@ class PacedEngine:
             self._rows[request.rid] = _Row(request.rid, len(request.input_ids), limit, 0)
         elif isinstance(message, wire.ControlCall):
             lane.reply(message, True, "ok")
-        else:
+        elif isinstance(message, (wire.AbortRequests, wire.EndRequests)):
             for rid in message.request_ids:
                 self._rows.pop(rid, None)
 

@@ -28,6 +28,7 @@ from tokenspeed.engine.messages import (
 )
 from tokenspeed.rpc.lane import wire
 from tokenspeed.rpc.lane.engine_end import EngineLane, LaneLost, LaneTimeout
+from tokenspeed.rpc.lane.wire import UnreadCall, UnreadRequest
 
 logger = logging.getLogger("tokenspeed.engine")
 
@@ -68,7 +69,7 @@ class LaneFrontend:
         except LaneLost as error:
             self._lost = True
             return [AbortAll(str(error))]
-        return [self._command(message) for message in messages]
+        return [command for message in messages if (command := self._command(message)) is not None]
 
     def publish(self, output: StepOutput) -> None:
         if self._lost:
@@ -86,7 +87,13 @@ class LaneFrontend:
                 pass  # the lane itself says now and then that it waits
         return []
 
-    def _command(self, message: wire.EngineMessage) -> Command:
+    def _command(self, message: wire.EngineMessage) -> Command | None:
+        """None for what is answered here."""
+        if isinstance(message, UnreadCall):
+            self._lane.reply(message, False, message.message)
+            return None
+        if isinstance(message, UnreadRequest):
+            return Refused(Rejection(message.rid, message.status, "", message.code, message.message))
         if isinstance(message, wire.AbortRequests):
             return Abort(message.request_ids)
         if isinstance(message, wire.EndRequests):

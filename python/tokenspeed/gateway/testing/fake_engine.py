@@ -141,7 +141,7 @@ class FakeEngine:
             elif isinstance(message, ControlCall):
                 self.seen.controls.append(message)
                 lane.reply(message, *self.control_answer)
-            else:
+            elif isinstance(message, (wire.AbortRequests, wire.EndRequests)):
                 self.seen.aborted.extend(message.request_ids)
                 for rid in message.request_ids:
                     self._active.pop(rid, None)

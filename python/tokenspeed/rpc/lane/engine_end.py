@@ -23,7 +23,8 @@ from tokenspeed.config.curve import EngineCurve
 from tokenspeed.rpc.lane import wire
 from tokenspeed.rpc.lane.curve import secure_engine
 from tokenspeed.rpc.lane.sockets import descriptor, readable
-from tokenspeed.rpc.lane.wire import AbortRequests, AddRequest, ControlCall, EngineMessage, ReadyResponse
+from tokenspeed.rpc.lane.unread import unread
+from tokenspeed.rpc.lane.wire import AbortRequests, AddRequest, ControlCall, EngineMessage, ReadyResponse, UnreadCall
 
 __all__ = ["AbortRequests", "AddRequest", "ControlCall", "EngineLane", "LaneLost", "LaneTimeout", "ReadyResponse"]
 
@@ -91,8 +92,9 @@ class EngineLane:
     def poll(self, timeout_s: float) -> list[EngineMessage]:
         """Everything that has arrived, in order; waits up to `timeout_s` (0: not at all) for the first message.
 
-        Messages that cannot be read are dropped with a warning and counted. Raises `LaneLost` once the gateway's
-        socket is gone, after everything that arrived before has been returned.
+        Of messages that cannot be read, which are warned of and counted, comes what their senders can be told, if
+        anything. Raises `LaneLost` once the gateway's socket is gone, after everything that arrived before has been
+        returned.
         """
         messages: list[EngineMessage] = []
         for frames in self.receive(timeout_s):
@@ -100,7 +102,10 @@ class EngineLane:
                 messages.append(wire.decode_engine_message(frames))
             except wire.WireError as error:
                 self.dropped["bad_request"] += 1
-                logger.warning("dropped a request that cannot be read: %s", error)
+                logger.warning("dropped a message that cannot be read: %s", error)
+                answerable = unread(frames, error)
+                if answerable is not None:
+                    messages.append(answerable)
         return messages
 
     def receive(self, timeout_s: float = 0.0) -> list[list[bytes]]:
@@ -128,7 +133,7 @@ class EngineLane:
         """What an event loop watches: after each signal, `receive` is to be called until it gives nothing."""
         return [descriptor(socket) for socket in self._connected()]
 
-    def reply(self, call: ControlCall, success: bool, message: str) -> None:
+    def reply(self, call: ControlCall | UnreadCall, success: bool, message: str) -> None:
         """Answer a control call; one reply a call and rank."""
         reply = wire.ControlReplySlim(call.call_id, success, message, self.engine_index)
         self._push(wire.encode(reply), "reply_not_sent")

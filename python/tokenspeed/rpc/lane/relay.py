@@ -19,6 +19,8 @@ from tokenspeed.rpc.lane.base import LaneOptions, LaneState
 from tokenspeed.rpc.lane.engine_end import EngineLane, LaneLost, LaneTimeout
 from tokenspeed.rpc.lane.gateway_end import GatewayLane
 from tokenspeed.rpc.lane.rank import Rank
+from tokenspeed.rpc.lane.unread import unread
+from tokenspeed.rpc.lane.wire import UnreadCall, UnreadRequest
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ class _EngineSide(GatewayLane):
         """Pass a request on to the port's rank."""
         rid = wire.decode_request_id(frames[1])
         if rid in self._sinks:
-            port.refuse(rid, f"request id {rid!r} is in flight already")
+            port.refuse(rid, 400, f"request id {rid!r} is in flight already")
         elif self.state is LaneState.READY and self._send(port.rank, frames):
             self._sinks[rid] = (port, port.rank)
             port.rank.begin(time.monotonic(), 0)
@@ -154,9 +156,9 @@ class _Port:
         if self._connected:
             self._lane.push(payload)
 
-    def refuse(self, rid: str, message: str) -> None:
+    def refuse(self, rid: str, status: int, message: str) -> None:
         """End a request that the engine never saw."""
-        self.send(wire.encode(wire.refusal(rid, message, self.rank.index)))
+        self.send(wire.encode(wire.refusal(rid, status, message, self.rank.index)))
 
     def close(self) -> None:
         """Tell the gateway that the engine is gone."""
@@ -189,13 +191,14 @@ class _Port:
 
     def _pass_on(self, frames: list[bytes]) -> None:
         try:
-            if frames[0] == wire.FRAME_ADD:
+            if frames[0] == wire.FRAME_ADD and len(frames) > 1:
                 self._engine.add(self, frames)
                 return
             message = wire.decode_engine_message(frames)
         except wire.WireError as error:
             self._engine.dropped["unreadable"] += 1
-            logger.warning("dropped a request that cannot be read: %s", error)
+            logger.warning("dropped a message that cannot be read: %s", error)
+            self._tell(unread(frames, error))
             return
         if isinstance(message, wire.AbortRequests):
             self._engine.abort_of(self, message.request_ids)
@@ -203,6 +206,13 @@ class _Port:
             self._engine.end_of(self, message.request_ids)
         elif isinstance(message, wire.ControlCall):
             self._engine.relay_control(self, message)
+
+    def _tell(self, message: UnreadRequest | UnreadCall | None) -> None:
+        """The sender of what cannot be read, if it waits for it."""
+        if isinstance(message, UnreadRequest):
+            self.refuse(message.rid, message.status, f"{message.code}: {message.message}")
+        elif isinstance(message, UnreadCall):
+            self.send(wire.encode(wire.ControlReplySlim(message.call_id, False, message.message, self.rank.index)))
 
     def _unwatch(self) -> None:
         self._connected = False

@@ -163,7 +163,23 @@ class ControlCall(msgspec.Struct, frozen=True, array_like=True):
     args: list[Any]
 
 
-EngineMessage = AddRequest | AbortRequests | EndRequests | ControlCall
+class UnreadRequest(msgspec.Struct, frozen=True):
+    """A request that nobody can read and somebody waits for. status: as HTTP has it."""
+
+    rid: str
+    status: int
+    code: str
+    message: str
+
+
+class UnreadCall(msgspec.Struct, frozen=True):
+    """A control call of the same kind."""
+
+    call_id: int | str
+    message: str
+
+
+EngineMessage = AddRequest | AbortRequests | EndRequests | ControlCall | UnreadRequest | UnreadCall
 
 
 # ---- results ---------------------------------------------------------------------------------------------------
@@ -235,8 +251,8 @@ _REQUIRED_COLUMNS = BatchTokenIDOutSlim.__struct_fields__[:8]
 _EXTRA_COLUMNS = BatchTokenIDOutSlim.__struct_fields__[13:]
 
 
-def refusal(rid: str, message: str, engine_index: int) -> BatchTokenIDOutSlim:
-    """A batch that ends one request, which is the caller's fault."""
+def refusal(rid: str, status: int, message: str, engine_index: int) -> BatchTokenIDOutSlim:
+    """A batch that ends one request that nothing ran for. status: as HTTP has it."""
     return BatchTokenIDOutSlim(
         rids=[rid],
         output_ids=[[]],
@@ -247,7 +263,7 @@ def refusal(rid: str, message: str, engine_index: int) -> BatchTokenIDOutSlim:
         output_token_logprobs_val=[[]],
         output_token_logprobs_idx=[[]],
         engine_index=engine_index,
-        finished_status_codes=[400],
+        finished_status_codes=[status],
         finished_messages=[message],
     )
 
@@ -354,6 +370,8 @@ class ReadyResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 # ---- bytes -----------------------------------------------------------------------------------------------------
 
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoders raise; the last for arrays within arrays within arrays."""
 _encoder = msgspec.msgpack.Encoder()
 _add_decoder = msgspec.msgpack.Decoder(TokenizedGenerateReqInput)
 _request_id_decoder = msgspec.msgpack.Decoder(_RequestId)
@@ -445,7 +463,7 @@ def decode_ready_response(payload: bytes) -> ReadyResponse:
     """The registration of an engine; older peers name `block_size` `prefix_granularity`. Raises `WireError`."""
     try:
         fields = msgspec.msgpack.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise WireError(f"ready response: {error}") from None
     if not isinstance(fields, dict):
         raise WireError("ready response: expected a map")
@@ -459,5 +477,5 @@ def decode_ready_response(payload: bytes) -> ReadyResponse:
 def _decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes, what: str) -> Any:
     try:
         return decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise WireError(f"{what}: {error}") from None

@@ -115,14 +115,13 @@ def to_batch(response: pb.GenerateResponse, rid: str, streams: bool, rank: int) 
 def to_refusal(error: grpc.aio.AioRpcError, rid: str, rank: int) -> BatchTokenIDOutSlim:
     """The row that ends a request as the call's status says."""
     status = _HTTP_STATUS.get(error.code(), 500)
-    batch = wire.refusal(rid, error.details() or error.code().name.lower(), rank)
-    return _replaced(batch, finished_status_codes=[status])
+    return wire.refusal(rid, status, error.details() or error.code().name.lower(), rank)
 
 
 def to_timeout(limit_s: float, rid: str, rank: int) -> BatchTokenIDOutSlim:
     """The row that ends a request whose call took too long."""
     message = f"call_upstream_timeout: the worker took more than {limit_s:g} s"
-    return _replaced(wire.refusal(rid, message, rank), finished_status_codes=[504])
+    return wire.refusal(rid, 504, message, rank)
 
 
 def to_ready(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -> wire.ReadyResponse:
@@ -199,7 +198,3 @@ def _prompt_columns(sent: pb.PromptLogProbs) -> dict[str, Any]:
         "input_top_logprobs_val": [[list(best.values) for best in sent.top_logprobs]] if sent.top_logprobs else [],
         "input_top_logprobs_idx": [[list(best.token_ids) for best in sent.top_logprobs]] if sent.top_logprobs else [],
     }
-
-
-def _replaced(batch: BatchTokenIDOutSlim, **columns: Any) -> BatchTokenIDOutSlim:
-    return BatchTokenIDOutSlim(**{name: getattr(batch, name) for name in batch.__struct_fields__} | columns)
