@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import functools
 import gc
-import io
 import logging
 import secrets
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,11 +29,11 @@ from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.resolve import Config, DeviceConfig, SchedulerLimits
 from tokenspeed.config.work import context_cost_tokens
 from tokenspeed.engine import memory
-from tokenspeed.engine.admission import Admission
+from tokenspeed.engine.admission import Admission, Grammars
 from tokenspeed.engine.compiles import LateCompiles
 from tokenspeed.engine.device_state import DeviceState
 from tokenspeed.engine.executor import Executor, InlineExecutor, StreamExecutor, ThreadExecutor
-from tokenspeed.engine.gpu_start import GpuStart, start_gpu
+from tokenspeed.engine.gpu_start import Started, start_gpu
 from tokenspeed.engine.grammars import grammar_compiler
 from tokenspeed.engine.kv_feed import KvFeed
 from tokenspeed.engine.kv_publisher import KvPublisher
@@ -43,7 +42,8 @@ from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.loop import EngineLoop, nothing
 from tokenspeed.engine.loop_calls import LoopCalls
 from tokenspeed.engine.messages import Frontend
-from tokenspeed.engine.new_weights import NewWeights, SentTensors, WeightsFrom
+from tokenspeed.engine.model_loader import ModelLoader
+from tokenspeed.engine.new_weights import NewWeights, WeightsFrom
 from tokenspeed.engine.nodes import RankDoor, model_facts
 from tokenspeed.engine.occupation import DeviceOccupation, HostOccupation, Occupation, RankMemory
 from tokenspeed.engine.operations import Operations
@@ -60,7 +60,7 @@ from tokenspeed.engine.warmup import warm_up
 from tokenspeed.engine.weight_updates import Serving, Sources, WeightUpdates
 from tokenspeed.grammar import GrammarCompiler
 from tokenspeed.layers.cache import LayerCache, total_block_bytes
-from tokenspeed.models import KVFormat, LoadOptions, kv_factors, load_model, overwrite
+from tokenspeed.models import overwrite
 from tokenspeed.models.model import Model
 from tokenspeed.observability.engine_metrics import EngineMetrics
 from tokenspeed.observability.traces import TracesUnavailable, make_tracer
@@ -157,132 +157,68 @@ def build(
     the first step. Raises what loading raises (ModelError), OutOfMemory, FlagError."""
     prepare_device(config.device)
     device = torch.device(config.device.device)
+    on_cpu, memory_saver = device.type == "cpu", config.operations.memory_saver
     grammars = grammar_compiler(config, source, model_config)
     progress("loading weights")
-    served = model_config.serving(config.scheduler.max_model_len)
-    options = load_options(config, model_config.num_layers)
-    dtype = getattr(torch, config.device.dtype)
-    bar = None if ranks.leads else io.StringIO()
-    model = load_model(
-        source, served, device, dtype, config.loader.load_format, options=options, progress=bar, group=ranks.group
-    )
+    loader = ModelLoader(config, model_config, ranks)
+    model = loader.load(source)
     ranks.agree("weights", None, first)
-    saves_memory, on_cpu = config.operations.memory_saver, device.type == "cpu"
-    placed = PlacedWeights(model, device) if saves_memory and not on_cpu else None
-    layers = model.kv_cache(config.memory.block_size)
-    _check_cache(layers, options.kv, model_config.architecture)
-    num_slots, num_columns = _table_shape(config.scheduler)
-    state = DeviceState(num_slots, num_columns, config.memory.block_size, device, mirrored=not on_cpu)
-    sampler = Sampler(
-        SamplerConfig(
-            state.padding_slot + 1,
-            model_config.vocab_size,
-            device,
-            model_config.eos_token_ids,
-            config.sampling.detects_nan,
-        )
-    )
-    captured = NOTHING_CAPTURED
+    placed = PlacedWeights(model, device) if memory_saver and not on_cpu else None
+    layers = loader.caches(model)
+    state = _device_state(config.scheduler, device)
+    sampler = _sampler(config, model_config, state)
     if on_cpu:
-        neighbours = len(config.parallel.devices) * config.parallel.data_size
-        free_bytes = memory.cpu_free_bytes(hardware.available_ram_bytes, config.memory.share / neighbours)
-        num_blocks = memory.num_kv_blocks(config.memory, config.scheduler, total_block_bytes(layers), free_bytes, None)
-        num_blocks = ranks.agree("KV blocks", num_blocks, min)
-        caches = [tuple(tensor.allocate(num_blocks, device) for tensor in layer) for layer in layers]
+        started = _start_cpu(config, layers, hardware, ranks)
     else:
         progress("capturing decode steps")
         started = _start_gpu(config, model, layers, sampler, state, ranks)
-        caches, num_blocks, captured = started.caches, started.num_blocks, started.captured
-    host_blocks, store = num_host_blocks(config, num_blocks, layers, ranks), scheduler_store(config.tier)
-    cost = context_cost_tokens(model.config)
-    scheduler = tokenspeed_cc.Scheduler(scheduler_config(config.scheduler, num_blocks, host_blocks, cost, store))
+    host_blocks = num_host_blocks(config, started.num_blocks, layers, ranks)
+    cost, store = context_cost_tokens(model.config), scheduler_store(config.tier)
+    limits = scheduler_config(config.scheduler, started.num_blocks, host_blocks, cost, store)
+    scheduler = tokenspeed_cc.Scheduler(limits)
     runner = ModelRunner(
         model,
         sampler,
-        caches,
+        started.caches,
         scheduler.block_tables(),
         state,
         config.scheduler.overlap_depth + 2,
         config.sampling.scored_at_once,
-        captured,
+        started.captured,
     )
-    occupation: Occupation | None = None
-    if saves_memory and on_cpu:
-        occupation = HostOccupation(runner, caches)
-    elif placed is not None:
-        occupation = DeviceOccupation(started.pool, num_blocks, placed)
     executor = _executor(runner, config)
-    requests = RequestTable()
     metrics = EngineMetrics(config.operations.served_name or source.name, config.operations.app_key)
-    loop = EngineLoop(
-        scheduler,
-        executor,
-        LocalFrontend(),
-        Admission(config.admission, scheduler, requests, ranks.grammars(grammars)),
-        requests,
-        StepLog(config.log, scheduler, requests, StepMetrics(metrics, scheduler, requests)),
-        config.scheduler.overlap_depth,
-    )
-    loop.mirror = ranks.mirror
+    loop = _loop(config, scheduler, executor, ranks, ranks.grammars(grammars), metrics)
     tier = None
     if config.tier is not None:
         files = checkpoint_files(source, config.loader.load_format)
-        tier = start_tier(config, host_blocks, caches, loop, ranks, files, [model_config])
-        loop.tier = tier.end
-        if tier.store is not None:
-            loop.admission.keep_private(ranks.agree("salts", secrets.randbits(60), first))
-    loop.profiler.rank = f"dp{config.parallel.data_rank}-tp{ranks.group.rank}"
-    loop.log.muted = not ranks.leads
-    try:
-        loop.log.tracer = make_tracer("tokenspeed-engine", config.operations.traces_endpoint if ranks.leads else None)
-    except TracesUnavailable as error:
-        raise FlagError("--enable-trace", str(error)) from None
+        tier = start_tier(config, host_blocks, started.caches, loop, ranks, files, [model_config])
+        _use_tier(loop, tier, ranks)
     if ranks.leads:  # the others repeat what it does
         progress("warming up")
         warm_up(loop, config)
     late_compiles = LateCompiles(metrics.compiled_late)
     if not on_cpu and ranks.leads:  # another rank has still to repeat the warm-up
         late_compiles.watch()
-    kv_feed, kv_events = KvFeed(scheduler, config.memory.block_size, config.parallel.data_rank or 0), None
-    if config.operations.kv_events.publishes and ranks.leads:
-        kv_events = KvPublisher(config.operations.kv_events, config.lane.engine_index, config.memory.block_size)
-        kv_feed.subscribe(kv_events.take)
-        kv_feed.enable()
-
-    sent = SentTensors()
-
-    def load(other: WeightsFrom) -> Model:
-        with torch.no_grad():  # the mode is a thread's own
-            return load_model(
-                other.source,
-                served,
-                device,
-                dtype,
-                other.load_format,
-                options=replace(options, named_tensors=sent.of(other)),
-                progress=bar,
-                group=ranks.group,
-                staged=not on_cpu,
-            )
-
+    kv_feed = KvFeed(scheduler, config.memory.block_size, config.parallel.data_rank or 0)
+    kv_events = _publisher(config, kv_feed) if config.operations.kv_events.publishes and ranks.leads else None
     # Captured steps hold the addresses of a GPU's weights.
     put = runner.replace_model if on_cpu else functools.partial(overwrite, model)
-    new_weights = NewWeights(loop, ranks, load, put, sent)
-    groups = TrainerGroups(loop, ranks, sent, device, config.parallel.timeout_s)
-
-    calls, rank_memory = LoopCalls(), RankMemory(loop, ranks, occupation)
+    sources = Sources(
+        NewWeights(loop, ranks, loader.load_beside, put, loader.sent),
+        TrainerGroups(loop, ranks, loader.sent, device, config.parallel.timeout_s),
+    )
     first_weights = WeightsFrom(source, config.loader.load_format)
     serving = Serving(first_weights, model_config, config.operations.weight_version)
-    updates = WeightUpdates(loop, calls, serving, Sources(new_weights, groups), rank_memory)
-    operations = Operations(loop, calls, updates, rank_memory)
+    occupation = _occupation(runner, started, placed) if memory_saver else None
+    operations = _operations(loop, serving, sources, RankMemory(loop, ranks, occupation))
     loop.after_turn = _after_turn(operations, kv_feed, ranks)
-    facts = facts_of(config, num_blocks, host_blocks)
-    ports = EnginePorts(config.operations, metrics, operations, facts)
+    ports = EnginePorts(config.operations, metrics, operations, facts_of(config, started.num_blocks, host_blocks))
     return EngineCore(
         config,
         loop,
         executor,
-        num_blocks,
+        started.num_blocks,
         late_compiles,
         grammars,
         operations,
@@ -295,15 +231,92 @@ def build(
     )
 
 
+def _device_state(limits: SchedulerLimits, device: torch.device) -> DeviceState:
+    """As large as the tables of the scheduler that these limits make, whatever its pool."""
+    tables = tokenspeed_cc.Scheduler(scheduler_config(limits, num_blocks=2)).block_tables()
+    num_slots, num_columns = tables.shape
+    return DeviceState(num_slots, num_columns, limits.block_size, device, mirrored=device.type != "cpu")
+
+
+def _sampler(config: Config, model_config: ModelConfig, state: DeviceState) -> Sampler:
+    num_slots, eos_token_ids = state.padding_slot + 1, model_config.eos_token_ids
+    return Sampler(
+        SamplerConfig(num_slots, model_config.vocab_size, state.device, eos_token_ids, config.sampling.detects_nan)
+    )
+
+
+def _start_cpu(config: Config, layers: list[LayerCache], hardware: Hardware, ranks: Ranks) -> Started:
+    neighbours = len(config.parallel.devices) * config.parallel.data_size
+    free_bytes = memory.cpu_free_bytes(hardware.available_ram_bytes, config.memory.share / neighbours)
+    num_blocks = memory.num_kv_blocks(config.memory, config.scheduler, total_block_bytes(layers), free_bytes, None)
+    num_blocks = ranks.agree("KV blocks", num_blocks, min)
+    device = torch.device(config.device.device)
+    caches = [tuple(tensor.allocate(num_blocks, device) for tensor in layer) for layer in layers]
+    return Started(None, caches, num_blocks, NOTHING_CAPTURED)
+
+
 def _start_gpu(
     config: Config, model: Model, layers: list[LayerCache], sampler: Sampler, state: DeviceState, ranks: Ranks
-) -> GpuStart:
+) -> Started:
     try:
         return start_gpu(config, model, layers, sampler, state, ranks)
     except KernelError as error:
         if not config.device.deterministic:
             raise
         raise FlagError("--deterministic", f"this model cannot be served so on this GPU: {error}") from None
+
+
+def _loop(
+    config: Config,
+    scheduler: tokenspeed_cc.Scheduler,
+    executor: Executor,
+    ranks: Ranks,
+    grammars: Grammars,
+    metrics: EngineMetrics,
+) -> EngineLoop:
+    requests = RequestTable()
+    loop = EngineLoop(
+        scheduler,
+        executor,
+        LocalFrontend(),
+        Admission(config.admission, scheduler, requests, grammars),
+        requests,
+        StepLog(config.log, scheduler, requests, StepMetrics(metrics, scheduler, requests)),
+        config.scheduler.overlap_depth,
+    )
+    loop.mirror = ranks.mirror
+    loop.profiler.rank = f"dp{config.parallel.data_rank}-tp{ranks.group.rank}"
+    loop.log.muted = not ranks.leads
+    try:
+        loop.log.tracer = make_tracer("tokenspeed-engine", config.operations.traces_endpoint if ranks.leads else None)
+    except TracesUnavailable as error:
+        raise FlagError("--enable-trace", str(error)) from None
+    return loop
+
+
+def _use_tier(loop: EngineLoop, tier: StartedTier, ranks: Ranks) -> None:
+    loop.tier = tier.end
+    if tier.store is not None:
+        loop.admission.keep_private(ranks.agree("salts", secrets.randbits(60), first))
+
+
+def _publisher(config: Config, feed: KvFeed) -> KvPublisher:
+    publisher = KvPublisher(config.operations.kv_events, config.lane.engine_index, config.memory.block_size)
+    feed.subscribe(publisher.take)
+    feed.enable()
+    return publisher
+
+
+def _occupation(runner: ModelRunner, started: Started, placed: PlacedWeights | None) -> Occupation:
+    """placed: of a GPU, whose blocks lie in a pool then."""
+    if placed is None or started.pool is None:
+        return HostOccupation(runner, started.caches)
+    return DeviceOccupation(started.pool, started.num_blocks, placed)
+
+
+def _operations(loop: EngineLoop, serving: Serving, sources: Sources, rank_memory: RankMemory) -> Operations:
+    calls = LoopCalls()
+    return Operations(loop, calls, WeightUpdates(loop, calls, serving, sources, rank_memory), rank_memory)
 
 
 def _after_turn(operations: Operations, kv_feed: KvFeed, ranks: Ranks) -> Callable[[], None]:
@@ -332,22 +345,6 @@ def facts_of(config: Config, num_blocks: int, host_blocks: int) -> dict[str, Any
         "data_parallel_size": config.parallel.data_size,
         "data_parallel_rank": config.parallel.data_rank,
     }
-
-
-def load_options(config: Config, num_layers: int) -> LoadOptions:
-    """What the model is loaded with. Raises ModelError for a file of scales that cannot be used."""
-    path = config.kv_cache.param_path
-    factors = None if path is None else kv_factors(path, num_layers)
-    kv = KVFormat(getattr(torch, config.kv_cache.dtype), config.kv_cache.per_token_head, factors)
-    return LoadOptions(config.loader.quantization, config.loader.extra, kv, config.loader.num_read_ahead)
-
-
-def _check_cache(layers: Sequence[LayerCache], kv: KVFormat, architecture: str) -> None:
-    """A layer with a cache of its own kind may not know the dtype that was asked for."""
-    if kv.is_fp8 and not all(any(tensor.dtype == kv.dtype for tensor in layer) for layer in layers):
-        raise FlagError("--kv-cache-dtype", f"fp8_e4m3: the cache of {architecture} cannot be kept in it; use auto")
-    if kv.per_token_head and any(len(layer) < 4 for layer in layers):
-        raise FlagError("--kv-cache-quant-method", f"per_token_head: {architecture} caches no heads; use none")
 
 
 def prepare_device(device: DeviceConfig) -> None:
@@ -403,12 +400,6 @@ def scheduler_config(
         num_host_blocks=host_blocks,
         store=store,
     )
-
-
-def _table_shape(limits: SchedulerLimits) -> tuple[int, int]:
-    """Slots, and columns of a block table, of the scheduler that these limits make, whatever its pool."""
-    tables = tokenspeed_cc.Scheduler(scheduler_config(limits, num_blocks=2)).block_tables()
-    return tables.shape[0], tables.shape[1]
 
 
 def _executor(runner: ModelRunner, config: Config) -> Executor:

@@ -43,10 +43,10 @@ _FRAGMENTATION = 8
 
 
 @dataclass(frozen=True)
-class GpuStart:
-    """What a GPU is ready with."""
+class Started:
+    """What a device is ready with. pool: of a GPU, where the caches lie."""
 
-    pool: ReservedPool
+    pool: ReservedPool | None
     caches: KVCaches
     num_blocks: int
     captured: Captured
@@ -54,7 +54,7 @@ class GpuStart:
 
 def start_gpu(
     config: Config, model: Model, layers: list[LayerCache], sampler: Sampler, state: DeviceState, ranks: Ranks
-) -> GpuStart:
+) -> Started:
     """Measure, capture, size, map; what is measured on several ranks is agreed upon. Raises OutOfMemory."""
     device, limits = state.device, config.scheduler
     free, total = torch.cuda.mem_get_info(device)
@@ -85,7 +85,7 @@ def start_gpu(
     except (RuntimeError, ValueError) as error:
         flag = memory.sizing_flag(config.memory)
         raise OutOfMemory(f"{flag}: {num_blocks} KV blocks do not fit in the GPU's memory ({error})") from None
-    return GpuStart(pool, caches, num_blocks, captured)
+    return Started(pool, caches, num_blocks, captured)
 
 
 def _capture(
