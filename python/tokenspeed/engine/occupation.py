@@ -53,7 +53,7 @@ class HostOccupation:
     def release(self, tag: str, keep: bool) -> bool:
         if tag == WEIGHTS:
             self._runner.replace_model(ABSENT_MODEL)
-            _trim()
+            trim_freed_memory()
             return False
         for layer in self._caches:
             for tensor in layer:
@@ -165,7 +165,7 @@ def _discard(tensor: torch.Tensor) -> None:
         data.zero_()
 
 
-def _trim() -> None:
+def trim_freed_memory() -> None:
     """Have the C library give freed pages back, which it may keep for later."""
     trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from tokenspeed.engine.errors import OperationError
-from tokenspeed.engine.occupation import HostOccupation, RankMemory
+from tokenspeed.engine.occupation import HostOccupation, RankMemory, trim_freed_memory
 from tokenspeed.engine.offline import Engine
 from tokenspeed.engine.testing import (
     CONFIG,
@@ -41,7 +41,8 @@ def sleeper(start_engine: StartEngine, model: str, **options: Any) -> Engine:
 
 
 def resident_bytes() -> int:
-    """Of this process, as the kernel counts it."""
+    """Of this process, as the kernel counts it, without freed memory, of which the C library keeps as it comes."""
+    trim_freed_memory()
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
