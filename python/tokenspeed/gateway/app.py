@@ -11,27 +11,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import signal
-import socket
-import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import zmq
-from aiohttp import web
 
 from tokenspeed.config.gateway import GatewayConfig
 from tokenspeed.config.gateway_history import HistoryConfig
-from tokenspeed.config.gateway_http import TokenizerCacheConfig
 from tokenspeed.config.member import Member
-from tokenspeed.config.model_error import ModelError
-from tokenspeed.config.model_source import resolve_model
 from tokenspeed.gateway.chat.model import ServedModel
 from tokenspeed.gateway.history.redis import RedisBackend
 from tokenspeed.gateway.history.sqlite import SqliteBackend
@@ -39,13 +31,14 @@ from tokenspeed.gateway.history.store import Backend, BackendError, History
 from tokenspeed.gateway.http.admin import AdminApi, Drain
 from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.auth import KeyCheck
-from tokenspeed.gateway.http.connections import ACCEPTS_AT_ONCE, Connections, LoopFaults, room_for_connections
+from tokenspeed.gateway.http.connections import Connections, LoopFaults, room_for_connections
 from tokenspeed.gateway.http.gauges import WorkerGauges
 from tokenspeed.gateway.http.logs import LogsUnwritable, configure_logs
-from tokenspeed.gateway.http.protocol import Protocol
-from tokenspeed.gateway.http.server import HttpOptions, Server, metrics_response
+from tokenspeed.gateway.http.server import HttpOptions, Server
 from tokenspeed.gateway.http.service import Service
 from tokenspeed.gateway.http.sse import KeepAlive
+from tokenspeed.gateway.listening import open_ports
+from tokenspeed.gateway.model_start import load_model
 from tokenspeed.gateway.openapi import openapi_route
 from tokenspeed.gateway.responses.api import ResponsesApi
 from tokenspeed.gateway.route.breaker import BreakerOptions, BreakerState
@@ -54,11 +47,7 @@ from tokenspeed.gateway.route.retry import RetryPolicy
 from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.route.worker import Worker, WorkerOptions, WorkerState
 from tokenspeed.gateway.several.door import Door, Room
-from tokenspeed.gateway.text.builtin_templates import BUILT_IN
-from tokenspeed.gateway.text.parse.names import Parsers, UnknownParser, parsers_named
-from tokenspeed.gateway.text.template import ChatTemplate, TemplateError
-from tokenspeed.gateway.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
-from tokenspeed.gateway.text.tokenizer_cache import CacheSizes, TokenizerCache
+from tokenspeed.gateway.start_error import StartError
 from tokenspeed.observability.gateway_metrics import DURATION_BUCKETS_S, GatewayMetrics
 from tokenspeed.observability.traces import TracesUnavailable, make_tracer
 from tokenspeed.rpc.lane.address import AddressError
@@ -67,19 +56,8 @@ from tokenspeed.rpc.lane.base import LaneOptions
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
-_WAITING_CONNECTIONS = 1024
-"""In the system's queue, of the listener."""
 _LOOK_S = 1.0
 _WORKERS_COME_S = 1.0
-
-
-class StartError(Exception):
-    """The gateway cannot start; one line that names what is wrong. `status` is the exit status: 2 when the command
-    line or a file that it names is wrong, 1 when this machine is in the way (a port in use)."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def run(config: GatewayConfig) -> int:
@@ -158,9 +136,48 @@ async def _drain(service: Service, config: GatewayConfig, hurry: asyncio.Event) 
 @asynccontextmanager
 async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
     """A running gateway: its service and the port it listens on. Raises `StartError`."""
-    # The lanes come first: an engine that is already waiting registers while the tokenizer loads.
     metrics = GatewayMetrics(config.duration_buckets_s or DURATION_BUCKETS_S)
-    options = WorkerOptions(
+    reporting = _Reporting(metrics)
+    router = Router(config.worker_urls, make_policy(config.routing), _worker_options(config), reporting)
+    async with AsyncExitStack() as stack:
+        # The lanes come first: an engine that is already waiting registers while the tokenizer loads.
+        stack.callback(router.close)
+        try:
+            router.open()
+        except (AddressError, zmq.ZMQError, OSError) as error:
+            raise StartError(f"a worker's lane cannot be opened: {error}", 1) from None
+        keep_alive = KeepAlive(config.sse_keepalive_s)
+        service = _service(config, load_model(config, router, metrics), router, keep_alive, metrics)
+        stack.callback(service.tracer.close)
+        # A task of the group that dies takes the gateway with it: a fault of ours must not pass unseen.
+        group = await stack.enter_async_context(_background())
+        for task in (keep_alive.run(), _watch(service.gauges)):
+            stack.callback(group.create_task(task).cancel)
+        keys = KeyCheck(config.api_keys)
+        admin = AdminApi(router, keys, group.create_task, Drain(config.upkeep.drain_settle_s, config.drain.grace_s))
+        if config.upkeep.remove_unhealthy:
+            reporting.on_lost = admin.retire
+        stack.callback(admin.close)
+        has_admin_port = config.listeners.admin_port is not None
+        routes = [*(admin.public_routes() if has_admin_port else admin.routes()), openapi_route()]
+        responses = _responses(stack, config.history, service, keys)
+        if responses is not None:
+            routes += responses.routes()
+        http = config.connections
+        asyncio.get_running_loop().set_exception_handler(LoopFaults())
+        connections = Connections(room_for_connections(http.max_connections), http.header_timeout_s, metrics)
+        server = Server(service, keys, _http_options(config, connections), routes)
+        if config.member is not None:
+            await _let_workers_come(router)
+        port = await open_ports(stack, config, server, service, admin.routes(), connections)
+        if config.member is not None:
+            stop_response = _nothing_to_stop if responses is None else responses.stop
+            await _open_door(stack, config.member, service, admin, stop_response)
+        yield service, port
+
+
+def _worker_options(config: GatewayConfig) -> WorkerOptions:
+    return WorkerOptions(
         lane=LaneOptions(
             config.engine_count,
             None,
@@ -177,95 +194,74 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         overload=config.routing.overload if config.routing.overload.protects else None,
         private={} if config.member is None else config.member.private_lanes(config.worker_urls),
     )
-    reporting = _Reporting(metrics)
-    router = Router(config.worker_urls, make_policy(config.routing), options, reporting)
-    async with AsyncExitStack() as stack:
-        stack.callback(router.close)
-        try:
-            router.open()
-        except (AddressError, zmq.ZMQError, OSError) as error:
-            raise StartError(f"a worker's lane cannot be opened: {error}", 1) from None
-        model = load_model(config, router, metrics)
-        keep_alive = KeepAlive(config.sse_keepalive_s)
-        limits = config.limits
-        service = Service(
-            model,
-            router,
-            Admission(limits.max_concurrent_requests, limits.queue_size, limits.queue_timeout_s, limits.requests_per_s),
-            RetryPolicy(**asdict(config.retry)),
-            keep_alive,
-            metrics,
-            limits.request_timeout_s,
-        )
-        try:
-            service.tracer = make_tracer("tokenspeed-gateway", config.traces.endpoint)
-        except TracesUnavailable as error:
-            raise StartError(f"--enable-trace: {error}", 2) from None
-        stack.callback(service.tracer.close)
-        service.key_headers = (*config.routing.key_headers, *service.key_headers)
-        # A task of the group that dies takes the gateway with it: a fault of ours must not pass unseen.
-        group = await stack.enter_async_context(_background())
-        for task in (keep_alive.run(), _watch(service.gauges)):
-            stack.callback(group.create_task(task).cancel)
-        keys = KeyCheck(config.api_keys)
-        stop_response: Callable[[str], Awaitable[None]] = _nothing_to_stop
-        admin = AdminApi(router, keys, group.create_task, Drain(config.upkeep.drain_settle_s, config.drain.grace_s))
-        if config.upkeep.remove_unhealthy:
-            reporting.on_lost = admin.retire
-        stack.callback(admin.close)
-        has_admin_port = config.listeners.admin_port is not None
-        routes = [*(admin.public_routes() if has_admin_port else admin.routes()), openapi_route()]
-        if config.history.backend != "none":
-            history = History(_history_backend(config.history))
-            stack.push_async_callback(history.close)
-            responses = ResponsesApi(service, keys, history, config.history.max_background)
-            stack.push_async_callback(responses.close)
-            routes += responses.routes()
-            stop_response = responses.stop
-        http = config.connections
-        asyncio.get_running_loop().set_exception_handler(LoopFaults())
-        connections = Connections(room_for_connections(http.max_connections), http.header_timeout_s, metrics)
-        http_options = HttpOptions(
-            limits.max_payload_bytes,
-            config.request_id_headers,
-            http.stall_s,
-            http.cors_origins,
-            connections,
-            config.logs.access_fields,
-        )
-        server = Server(service, keys, http_options, routes)
-        shared = config.member is not None
-        if shared:
-            await _let_workers_come(router)
-        idle_s, tls = limits.idle_connection_timeout_s, _tls(config)
-        main = _Place(config.host, config.port, idle_s, tls, shared, connections)
-        port = await _listen(stack, server.app, main)
-        if config.prometheus_port is not None:
-            place = _Place(config.prometheus_host or config.host, config.prometheus_port, 75.0, None, shared)
-            await _listen(stack, _metrics_app(service), place)
-        if config.listeners.admin_port is not None:
-            place = _Place(config.listeners.admin_host, config.listeners.admin_port, idle_s, tls, shared)
-            await _listen(stack, server.side_app(admin.routes()), place)
-        if config.listeners.health_port is not None:
-            await _listen(
-                stack, server.side_app([]), _Place(config.host, config.listeners.health_port, 75.0, tls, shared)
-            )
-        if config.member is not None:
-            room = Room(
-                metrics=service.own_metrics,
-                ready=lambda: bool(router.ready()),
-                loads=admin.own_loads,
-                stop=stop_response,
-                flushed=admin.were_flushed,
-            )
-            door = Door(config.member, room)
-            admin.others = door
-            service.others_ready = door.others_ready
-            service.totals, service.stop_elsewhere = door.metrics, door.stop_everywhere
-            admin.fixed_workers = True
-            await door.open()
-            stack.push_async_callback(door.close)
-        yield service, port
+
+
+def _service(
+    config: GatewayConfig, model: ServedModel, router: Router, keep_alive: KeepAlive, metrics: GatewayMetrics
+) -> Service:
+    """Raises `StartError`."""
+    limits = config.limits
+    service = Service(
+        model,
+        router,
+        Admission(limits.max_concurrent_requests, limits.queue_size, limits.queue_timeout_s, limits.requests_per_s),
+        RetryPolicy(**asdict(config.retry)),
+        keep_alive,
+        metrics,
+        limits.request_timeout_s,
+    )
+    service.key_headers = (*config.routing.key_headers, *service.key_headers)
+    try:
+        service.tracer = make_tracer("tokenspeed-gateway", config.traces.endpoint)
+    except TracesUnavailable as error:
+        raise StartError(f"--enable-trace: {error}", 2) from None
+    return service
+
+
+def _http_options(config: GatewayConfig, connections: Connections) -> HttpOptions:
+    return HttpOptions(
+        config.limits.max_payload_bytes,
+        config.request_id_headers,
+        config.connections.stall_s,
+        config.connections.cors_origins,
+        connections,
+        config.logs.access_fields,
+    )
+
+
+def _responses(stack: AsyncExitStack, config: HistoryConfig, service: Service, keys: KeyCheck) -> ResponsesApi | None:
+    """The API of stored responses; None without a history. Raises `StartError`."""
+    if config.backend == "none":
+        return None
+    history = History(_history_backend(config))
+    stack.push_async_callback(history.close)
+    responses = ResponsesApi(service, keys, history, config.max_background)
+    stack.push_async_callback(responses.close)
+    return responses
+
+
+async def _open_door(
+    stack: AsyncExitStack,
+    member: Member,
+    service: Service,
+    admin: AdminApi,
+    stop_response: Callable[[str], Awaitable[None]],
+) -> None:
+    """Meet the other gateway processes on the port: what one of them is asked that concerns all, all do."""
+    room = Room(
+        metrics=service.own_metrics,
+        ready=lambda: bool(service.router.ready()),
+        loads=admin.own_loads,
+        stop=stop_response,
+        flushed=admin.were_flushed,
+    )
+    door = Door(member, room)
+    admin.others = door
+    service.others_ready = door.others_ready
+    service.totals, service.stop_elsewhere = door.metrics, door.stop_everywhere
+    admin.fixed_workers = True
+    await door.open()
+    stack.push_async_callback(door.close)
 
 
 @asynccontextmanager
@@ -321,113 +317,6 @@ def _default_backend(config: HistoryConfig) -> Backend:
 
 def _memory_limits(config: HistoryConfig) -> dict[str, int]:
     return {"response": config.memory_responses, "item:": config.memory_items}
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where to listen and how. `shared`: with other gateway processes. `connections`: who limits them; None: nobody."""
-
-    host: str
-    port: int
-    idle_s: float
-    tls: ssl.SSLContext | None
-    shared: bool
-    connections: Connections | None = None
-
-
-async def _listen(stack: AsyncExitStack, app: web.Application, place: _Place) -> int:
-    """Serve `app`; the port. Raises `StartError`."""
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    assert runner.server is not None
-    loop = asyncio.get_running_loop()
-    plain = partial(Protocol, runner.server, loop, place.idle_s)
-    make = plain if place.connections is None else place.connections.watched(plain)
-    try:
-        listener = await loop.create_server(
-            make, place.host, place.port, ssl=place.tls, backlog=ACCEPTS_AT_ONCE, reuse_port=place.shared or None
-        )
-    except OSError as error:
-        raise StartError(f"cannot listen on {place.host}:{place.port}: {error.strerror or error}", 1) from None
-    stack.callback(listener.close)
-    for sock in listener.sockets:
-        with socket.socket(fileno=os.dup(sock.fileno())) as same:
-            same.listen(_WAITING_CONNECTIONS)
-    return int(listener.sockets[0].getsockname()[1])
-
-
-def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
-    if config.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(config.tls_cert, config.tls_key)
-    return context
-
-
-def _metrics_app(service: Service) -> web.Application:
-    async def metrics(request: web.Request) -> web.Response:
-        return await metrics_response(service)
-
-    app = web.Application()
-    app.add_routes([web.get("/metrics", metrics)])
-    return app
-
-
-def load_model(config: GatewayConfig, router: Router, metrics: GatewayMetrics) -> ServedModel:
-    """The tokenizer and the template that the configuration names. Raises `StartError`."""
-    try:
-        source = resolve_model(config.model_path)
-        path = source.path if config.tokenizer_path is None else resolve_model(config.tokenizer_path).path
-        tokenizer = load_tokenizer(path)
-        tokenizer.prefer(config.preferred_sampling)
-    except (ModelError, TokenizerError) as error:
-        raise StartError(str(error), 2) from None
-    names = [source.name, *config.model_aliases]
-    if config.model_path is not None:
-        names.append(config.model_path)
-    template = _template(config, tokenizer)
-    cache = _tokenizer_cache(config.tokenizer_cache, tokenizer, metrics)
-    model = ServedModel(names, tokenizer, template, _parsers(config, template), router, cache)
-    model.keep_reasoning = config.keep_reasoning
-    return model
-
-
-def _tokenizer_cache(
-    config: TokenizerCacheConfig, tokenizer: Tokenizer, metrics: GatewayMetrics
-) -> TokenizerCache | None:
-    if not (config.exact_bytes or config.prefix_bytes):
-        return None
-    sizes = CacheSizes(config.exact_entries, config.exact_bytes, config.prefix_bytes)
-    return TokenizerCache(tokenizer, sizes, metrics.tokenizer_lookup)
-
-
-def _parsers(config: GatewayConfig, template: ChatTemplate | None) -> Parsers:
-    source = template.source if template is not None else ""
-    try:
-        return parsers_named(config.reasoning_parser, config.tool_call_parser, source)
-    except UnknownParser as error:
-        raise StartError(str(error), 2) from None
-
-
-def _template(config: GatewayConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
-    source = tokenizer.facts.chat_template
-    if config.chat_template in BUILT_IN:
-        source = BUILT_IN[config.chat_template]
-    elif config.chat_template is not None:
-        try:
-            source = Path(config.chat_template).read_text(encoding="utf-8")
-        except OSError as error:
-            names = ", ".join(BUILT_IN)
-            message = f"--chat-template: {config.chat_template} is none of {names}, and no file: {error.strerror}"
-            raise StartError(message, 2) from None
-    if source is None:
-        return None
-    specials = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
-    try:
-        return ChatTemplate(source, {name: token for name, token in specials.items() if token is not None})
-    except TemplateError as error:
-        raise StartError(str(error), 2) from None
 
 
 class _Reporting:

@@ -19,10 +19,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from tokenspeed.config.gateway import parse_launch
-from tokenspeed.gateway.app import StartError, _drain, gateway, run
+from tokenspeed.gateway.app import _drain, gateway, run
 from tokenspeed.gateway.http.auth import KeyCheck
 from tokenspeed.gateway.http.connections import Connections
 from tokenspeed.gateway.http.server import HttpOptions, Server
+from tokenspeed.gateway.start_error import StartError
 from tokenspeed.gateway.testing.fake_engine import END_TOKEN, Step, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids, write_tokenizer
 from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput

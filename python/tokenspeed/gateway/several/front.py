@@ -25,6 +25,7 @@ import zmq
 from tokenspeed.config.gateway import GatewayConfig
 from tokenspeed.config.member import Member, has_lane
 from tokenspeed.gateway.http.logs import LogsUnwritable, configure_logs
+from tokenspeed.gateway.start_error import StartError
 from tokenspeed.rpc.lane.address import AddressError
 from tokenspeed.rpc.lane.base import LaneOptions
 from tokenspeed.rpc.lane.relay import Relay
@@ -35,12 +36,6 @@ _POLL_S = 0.02
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _HEALTHY_S = 0.2, 30.0, 60.0
 _PARENT_ENV = "TOKENSPEED_SUPERVISOR_PID"
 """A child that finds it asks the kernel to be ended with the process of that number (`cli._proc`)."""
-
-
-class _CannotStart(Exception):
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def run(config: GatewayConfig, argv: Sequence[str]) -> int:
@@ -54,7 +49,7 @@ def run(config: GatewayConfig, argv: Sequence[str]) -> int:
         try:
             with _reserved(config) as port_holder:
                 return asyncio.run(_Front(config, argv, folder, int(port_holder.getsockname()[1])).run())
-        except _CannotStart as error:
+        except StartError as error:
             if str(error):
                 print(f"smg launch: error: {error}", file=sys.stderr)
             return error.status
@@ -71,7 +66,7 @@ def _reserved(config: GatewayConfig) -> socket.socket:
         holder.bind((config.host, config.port))
     except OSError as error:
         holder.close()
-        raise _CannotStart(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}", 1) from None
+        raise StartError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}", 1) from None
     return holder
 
 
@@ -106,7 +101,7 @@ class _Front:
             for relay in self._relays:
                 relay.open()
         except (AddressError, zmq.ZMQError, OSError) as error:
-            raise _CannotStart(f"a worker's lane cannot be opened: {error}", 1) from None
+            raise StartError(f"a worker's lane cannot be opened: {error}", 1) from None
         try:
             await self._first()
             async with asyncio.TaskGroup() as group:
@@ -124,12 +119,12 @@ class _Front:
                 child.send_signal(signal.SIGTERM)
 
     async def _first(self) -> None:
-        """Start the first child and wait until it serves. Raises `_CannotStart` with the child's status."""
+        """Start the first child and wait until it serves. Raises `StartError` with the child's status."""
         first = self._members[0]
         child = await self._start(first)
         while not first.door.exists():
             if child.returncode is not None and not self._num_signals:
-                raise _CannotStart("", child.returncode if child.returncode > 0 else 1)
+                raise StartError("", child.returncode if child.returncode > 0 else 1)
             if self._num_signals:
                 return
             await asyncio.sleep(_POLL_S)
