@@ -36,6 +36,10 @@ class OperationError(Exception):
 RETRY = 409
 
 
+START_ERRORS = (ModelError, FlagError, OutOfMemory)
+"""What may be wrong with a command line, a checkpoint or a machine: said in one line, without a traceback."""
+
+
 def error_of(kind: str, text: str) -> Exception | None:
     """An error that ended the start of another process, by its type's name; None for any that is not its caller's."""
     if kind == "FlagError":

@@ -30,7 +30,7 @@ from tokenspeed.config.constraint import Constraint
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.engine.admission import Grammars
 from tokenspeed.engine.arrivals import QUIET, Told
-from tokenspeed.engine.errors import EngineFault
+from tokenspeed.engine.errors import START_ERRORS, EngineFault
 from tokenspeed.engine.leader import Setup
 from tokenspeed.engine.loop import EngineLoop
 from tokenspeed.engine.messages import Command, StepOutput
@@ -217,7 +217,7 @@ def main(orders: Orders, reports: Reports, place: Place | None) -> int:
     except LinkLost:
         return 1
     except Exception as error:
-        if type(error).__name__ not in ("ModelError", "FlagError", "OutOfMemory"):
+        if not isinstance(error, START_ERRORS):
             logger.exception("rank %d failed", rank)
         reports.send(fault=type(error).__name__, text=str(error) or type(error).__name__)
         return 1

@@ -8,7 +8,6 @@ Runs on the main thread, so that SIGTERM and SIGINT can end the loop; whatever e
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 from types import FrameType
@@ -23,6 +22,7 @@ from tokenspeed.config.resolve import Config
 from tokenspeed.engine.core import EngineCore, set_frontend, start
 from tokenspeed.engine.lane_frontend import LaneFrontend
 from tokenspeed.engine.leader import Leader
+from tokenspeed.engine.processes import end_now
 from tokenspeed.rpc.lane import wire
 from tokenspeed.rpc.lane.engine_end import EngineLane, LaneTimeout
 from tokenspeed.version import __version__
@@ -68,7 +68,7 @@ def run_headless(
         config.lane.curve,
     )
     if isinstance(core.ranks, Leader):
-        core.ranks.on_loss = _end_now
+        core.ranks.on_loss = end_now
     try:
         if not _connect(lane, stop):
             return 0 if stop.is_set else 1
@@ -85,14 +85,6 @@ def run_headless(
     finally:
         lane.close()
         core.close()
-
-
-def _end_now(error: Exception) -> None:
-    """The main thread waits for a device that waits for a rank that is gone: nothing can be said any more. The
-    gateway sees the connection end."""
-    logger.critical("the engine ends: %s", error)
-    logging.shutdown()
-    os._exit(1)
 
 
 def ready_response(core: EngineCore, served_name: str) -> wire.ReadyResponse:

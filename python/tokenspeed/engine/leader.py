@@ -10,12 +10,10 @@ the thread that would call waits for a device, `on_loss` is called after a momen
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import selectors
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +33,7 @@ from tokenspeed.engine.admission import Grammars
 from tokenspeed.engine.arrivals import QUIET, Arrivals, News
 from tokenspeed.engine.errors import EngineFault, error_of
 from tokenspeed.engine.messages import Command
+from tokenspeed.engine.processes import end_process, ending, start_module
 from tokenspeed.engine.rank_link import Kind, LinkLost, Orders, ReportReader
 from tokenspeed.engine.ranks import Choose
 from tokenspeed.engine.turns import Digest, Operation, Turn, Verdict, for_others
@@ -169,7 +168,7 @@ class Leader:
         deadline_s = time.monotonic() + (_END_S if self._loss is None else 0.0)
         for peer in self._peers:
             if peer.process is not None:
-                _end(peer.process, deadline_s - time.monotonic())
+                end_process(peer.process, deadline_s - time.monotonic())
             else:
                 _hear_the_end(peer.reader, deadline_s)
         for peer in self._peers:
@@ -286,9 +285,7 @@ def start_rank(setup: Setup, rank: int) -> Peer:
     orders, their_orders = socket.socketpair()
     reports, their_reports = socket.socketpair()
     numbers = (their_orders.fileno(), their_reports.fileno())
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-    command = [sys.executable, "-m", "tokenspeed.engine.follower", *map(str, numbers)]
-    process = subprocess.Popen(command, env=environment, pass_fds=numbers, stdin=subprocess.DEVNULL)
+    process = start_module("tokenspeed.engine.follower", numbers)
     their_orders.close()
     their_reports.close()
     timeout_s = setup.config.parallel.timeout_s
@@ -310,25 +307,6 @@ def config_of_rank(config: Config, rank: int) -> Config:
     operations = replace(config.operations, metrics_port=None, control_port=None)
     log = replace(config.log, log_level="warning" if config.log.log_level == "info" else config.log.log_level)
     return replace(config, device=replace(config.device, device=device), operations=operations, log=log)
-
-
-def ending(process: subprocess.Popen[bytes] | None) -> str:
-    """How a rank ended, in words."""
-    if process is None:
-        return "its connection closed"
-    try:
-        status = process.wait(1.0)
-    except subprocess.TimeoutExpired:
-        return "its connection closed"
-    return f"exit status {status}" if status >= 0 else f"signal {-status}"
-
-
-def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    try:
-        process.wait(max(0.0, timeout_s))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _hear_the_end(reader: ReportReader, deadline_s: float) -> None:

@@ -12,11 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
@@ -29,6 +27,7 @@ from tokenspeed.config.parallel import ParallelConfig
 from tokenspeed.config.resolve import Config
 from tokenspeed.engine.errors import EngineFault
 from tokenspeed.engine.leader import Peer
+from tokenspeed.engine.processes import start_module
 from tokenspeed.engine.rank_link import Orders, ReportReader
 from tokenspeed.parallel.join import START_LIMIT_S
 
@@ -149,10 +148,8 @@ class Node:
 
     def _process(self, device: str, links: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
         numbers = [link.fileno() for link in links]
-        words = [*map(str, numbers), device, self._source.kind, str(self._source.path), self._source.name]
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-        command = [sys.executable, "-m", "tokenspeed.engine.follower", *words]
-        process = subprocess.Popen(command, env=environment, pass_fds=numbers, stdin=subprocess.DEVNULL)
+        place = (device, self._source.kind, str(self._source.path), self._source.name)
+        process = start_module("tokenspeed.engine.follower", numbers, *place)
         for link in links:
             link.close()
         return process

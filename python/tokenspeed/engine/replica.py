@@ -25,10 +25,12 @@ from tokenspeed.config.model import load_model_config
 from tokenspeed.config.model_source import resolve_model
 from tokenspeed.config.resolve import resolve
 from tokenspeed.engine.core import EngineCore, set_frontend, start
+from tokenspeed.engine.errors import START_ERRORS
 from tokenspeed.engine.kv_feed import KvBatch
 from tokenspeed.engine.leader import Leader
 from tokenspeed.engine.local_frontend import LocalFrontend
 from tokenspeed.engine.messages import StepOutput
+from tokenspeed.engine.processes import end_now
 from tokenspeed.engine.replica_link import Call, Failed, KvChanges, Ready, ReplicaState, Returned, Setup
 
 logger = logging.getLogger("tokenspeed.engine")
@@ -159,7 +161,7 @@ def run(link: Link) -> None:
     )
     core = start(config, source, model_config, machine, progress=lambda _: None)
     if isinstance(core.ranks, Leader):
-        core.ranks.on_loss = _end_now
+        core.ranks.on_loss = end_now
     set_frontend(core, link.frontend)
     desk = Desk(core, link)
     link.on_call = desk.answer
@@ -178,19 +180,12 @@ def main(link: Link) -> int:
         run(link)
         return 0
     except Exception as error:
-        if type(error).__name__ not in ("ModelError", "FlagError", "OutOfMemory"):
+        if not isinstance(error, START_ERRORS):
             logger.exception("replica %d failed", link.setup.data_rank)
         link.send(Failed(type(error).__name__, str(error) or type(error).__name__))
         return 1
     finally:
         link.flush()
-
-
-def _end_now(error: Exception) -> None:
-    """The main thread waits for a device that waits for a rank that is gone."""
-    logger.critical("the replica ends: %s", error)
-    logging.shutdown()
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import queue
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +26,10 @@ from tokenspeed.config.sampling import RequestError
 from tokenspeed.engine.core import facts_of
 from tokenspeed.engine.errors import EngineDeadError, EngineFault, OperationError, error_of
 from tokenspeed.engine.kv_feed import KvLog
-from tokenspeed.engine.leader import ending
 from tokenspeed.engine.local_frontend import LocalFrontend, Mailbox
 from tokenspeed.engine.messages import Add, Command, LoadNumbers, StepOutput
 from tokenspeed.engine.ports import EnginePorts
+from tokenspeed.engine.processes import end_process, ending, start_module
 from tokenspeed.engine.replica_link import Call, Failed, KvChanges, Ready, ReplicaState, Returned, Setup
 from tokenspeed.engine.replica_operations import SharedOperations
 from tokenspeed_cc import AllBlocksCleared
@@ -118,9 +115,7 @@ class Replica:
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.frontend = _Frontend(self._outgoing)
         ours, theirs = socket.socketpair()
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-        command = [sys.executable, "-m", "tokenspeed.engine.replica", str(theirs.fileno()), str(setup.data_rank)]
-        self.process = subprocess.Popen(command, env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        self.process = start_module("tokenspeed.engine.replica", [theirs.fileno()], str(setup.data_rank))
         theirs.close()
         self._link: Connection[Any, Any] = Connection(ours.detach())
         self._outgoing.put(setup)
@@ -150,11 +145,7 @@ class Replica:
 
     def end(self, limit_s: float) -> None:
         """Wait for its end, and make it come. May be called twice."""
-        try:
-            self.process.wait(max(0.0, limit_s))
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_process(self.process, limit_s)
         self._reader.join()
         self._writer.join()
         self._link.close()
