@@ -21,7 +21,7 @@ import grpc
 from tokenspeed.config.gateway_workers import GRPC_SCHEMES, GrpcTls
 from tokenspeed.rpc.grpc.call.convert import to_batch, to_ready, to_refusal, to_request, to_timeout
 from tokenspeed.rpc.grpc.call.kv_events import Cache, follow
-from tokenspeed.rpc.grpc.limits import max_message_bytes, message_options
+from tokenspeed.rpc.grpc.limits import keepalive_options, max_message_bytes, message_options
 from tokenspeed.rpc.lane import wire
 from tokenspeed.rpc.lane.address import AddressError
 from tokenspeed.rpc.lane.base import Lane, LaneNotReady, LaneOptions, LaneState, RequestSink
@@ -37,10 +37,7 @@ _RETRY_S = 0.5
 _WATCH_S = 1.0
 _SILENT_S = 2.0
 """After this long without a row while there is work, the engine is asked whether it lives."""
-_KEEPALIVE = [
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
+_BACKOFF = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
@@ -82,7 +79,7 @@ class GrpcLane(Lane):
     def open(self) -> None:
         """Begin to connect. Raises `AddressError`."""
         secure, target = _target(self.url)
-        options = [*message_options(max_message_bytes()), *_KEEPALIVE]
+        options = [*message_options(max_message_bytes()), *keepalive_options(), *_BACKOFF]
         if secure:
             self._channel = grpc.aio.secure_channel(target, _credentials(self._limits.tls), options)
         else:

@@ -15,7 +15,7 @@ from tokenspeed.config.flags_help import server_help
 from tokenspeed.config.flags_table import ENGINE_FLAGS, SERVER_FLAGS
 from tokenspeed.config.flags_yaml import without_yaml, words_of_yaml
 from tokenspeed.config.model_error import ModelError
-from tokenspeed.rpc.grpc.limits import LimitError, max_message_bytes
+from tokenspeed.rpc.grpc.limits import LimitError, max_message_bytes, server_options
 
 USAGE = 2
 
@@ -55,7 +55,7 @@ def _serve(argv: Sequence[str]) -> int:
         raise FlagError("--port", f"{port} is not in [0, 65535]")
     if server.values["skip_tokenizer_init"]:
         raise FlagError("--skip-tokenizer-init", "gateways ask this server for its tokenizer")
-    max_message_bytes()  # a bad limit is found before a model is loaded
+    server_options(max_message_bytes())  # a bad limit is found before a model is loaded
     for flag in SERVER_FLAGS:
         values.pop(flag.dest, None)
     logging.basicConfig(
