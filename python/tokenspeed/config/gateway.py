@@ -323,22 +323,13 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
         traces=trace_config(values),
         tokenizer_cache=tokenizer_cache_config(values),
         keep_reasoning=values["keep_reasoning"],
-        num_gateways=_num_gateways(values),
+        num_gateways=values["gateway_workers"],
     )
 
 
 def _looks_at_loads(values: dict[str, Any]) -> bool:
     by_load = values["policy"] in ("cache_aware", "least_load", "power_of_two")
     return by_load or values["dp_minimum_tokens_scheduler"] or not values["disable_worker_overload_protection"]
-
-
-def _num_gateways(values: dict[str, Any]) -> int:
-    number: int = values["gateway_workers"]
-    if number > 1 and values["policy"] == "manual":
-        raise FlagError("--gateway-workers", "--policy manual keeps its table in one process; so it takes 1")
-    if number > 1 and values["remove_unhealthy_workers"]:
-        raise FlagError("--gateway-workers", "--remove-unhealthy-workers removes from one process; so it takes 1")
-    return number
 
 
 def _retry(values: dict[str, Any]) -> RetryConfig:

@@ -75,7 +75,6 @@ def test_a_refused_flag_passes_with_the_value_that_asks_for_nothing(flag: Flag) 
         (["--cache-threshold", "1.5"], "--cache-threshold: must be in"),
         (["--assignment-mode", "delegate"], "--assignment-mode: 'delegate' is not one of random, min_load, min_group"),
         (["--backend", "vllm"], "--backend: 'vllm' is not one of"),
-        (["--gateway-workers", "2", "--policy", "manual"], "--gateway-workers: --policy manual keeps its table"),
         (["--retry-jitter-factor", "2"], "--retry-jitter-factor: must be in"),
         (["--tls-cert-path", "c.pem"], "--tls-cert-path: the certificate and its key"),
         (["--api-key-file", "/no/such/file"], "--api-key-file: /no/such/file cannot be read"),

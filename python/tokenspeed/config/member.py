@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One of several gateway processes on a port: who it is and where it meets the others.
+"""One of several gateway processes on a port: who it is, where it meets the others, and the workers that all have.
 
 The process in front makes a private folder and tells each of its children, by an environment variable, its number
 and that folder. Pure but for `from_environment`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,6 +21,15 @@ MEMBER_ENV = "TOKENSPEED_GATEWAY_MEMBER"
 def has_lane(url: str) -> bool:
     """Whether the worker dials us; those behind gRPC are dialled, by as many gateways as there are."""
     return not over_grpc(url)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A worker of all the processes. `number` names its private lanes, and is never given twice."""
+
+    number: int
+    url: str
+    priority: int
 
 
 @dataclass(frozen=True)
@@ -51,10 +60,13 @@ class Member:
         """Where that lane's handshake listens: no port of the machine is taken."""
         return f"{self.lane_url(worker)}-hello.sock"
 
-    def private_lanes(self, worker_urls: Sequence[str]) -> dict[str, tuple[str, str]]:
+    def private_lanes(self, seats: Iterable[Seat]) -> dict[str, tuple[str, str]]:
         """For each worker that dials, the URL and the handshake address of this member's lane."""
-        dialling = [(n, url) for n, url in enumerate(worker_urls) if has_lane(url)]
-        return {url: (self.lane_url(n), self.handshake_address(n)) for n, url in dialling}
+        return {
+            seat.url: (self.lane_url(seat.number), self.handshake_address(seat.number))
+            for seat in seats
+            if has_lane(seat.url)
+        }
 
     @property
     def history_path(self) -> str:
@@ -65,6 +77,11 @@ class Member:
     def door(self) -> Path:
         """The Unix socket on which the other members reach this one."""
         return Path(self.folder) / f"door{self.index}.sock"
+
+    @property
+    def front(self) -> Path:
+        """The Unix socket of the process in front, which knows the workers."""
+        return Path(self.folder) / "front.sock"
 
     @property
     def siblings(self) -> list[Path]:

@@ -14,7 +14,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -45,8 +45,10 @@ from tokenspeed.gateway.route.breaker import BreakerOptions, BreakerState
 from tokenspeed.gateway.route.policies import make_policy
 from tokenspeed.gateway.route.retry import RetryPolicy
 from tokenspeed.gateway.route.router import Router
-from tokenspeed.gateway.route.worker import Worker, WorkerOptions, WorkerState
+from tokenspeed.gateway.route.shared_keys import SharedKeys
+from tokenspeed.gateway.route.worker import Watcher, Worker, WorkerOptions, WorkerState
 from tokenspeed.gateway.several.door import Door, Room
+from tokenspeed.gateway.several.to_front import ToFront
 from tokenspeed.gateway.start_error import StartError
 from tokenspeed.observability.gateway_metrics import DURATION_BUCKETS_S, GatewayMetrics
 from tokenspeed.observability.traces import TracesUnavailable, make_tracer
@@ -138,8 +140,9 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
     """A running gateway: its service and the port it listens on. Raises `StartError`."""
     metrics = GatewayMetrics(config.duration_buckets_s or DURATION_BUCKETS_S)
     reporting = _Reporting(metrics)
-    router = Router(config.worker_urls, make_policy(config.routing), _worker_options(config), reporting)
     async with AsyncExitStack() as stack:
+        front = None if config.member is None else await stack.enter_async_context(ToFront(config.member))
+        router = _router(config, front, reporting)
         # The lanes come first: an engine that is already waiting registers while the tokenizer loads.
         stack.callback(router.close)
         try:
@@ -156,7 +159,7 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         keys = KeyCheck(config.api_keys)
         admin = AdminApi(router, keys, group.create_task, Drain(config.upkeep.drain_settle_s, config.drain.grace_s))
         if config.upkeep.remove_unhealthy:
-            reporting.on_lost = admin.retire
+            reporting.on_lost = admin.lost
         stack.callback(admin.close)
         has_admin_port = config.listeners.admin_port is not None
         routes = [*(admin.public_routes() if has_admin_port else admin.routes()), openapi_route()]
@@ -170,13 +173,24 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[tuple[Service, int]]:
         if config.member is not None:
             await _let_workers_come(router)
         port = await open_ports(stack, config, server, service, admin.routes(), connections)
-        if config.member is not None:
+        if front is not None:
             stop_response = _nothing_to_stop if responses is None else responses.stop
-            await _open_door(stack, config.member, service, admin, stop_response)
+            await _open_door(stack, front, service, admin, stop_response)
         yield service, port
 
 
-def _worker_options(config: GatewayConfig) -> WorkerOptions:
+def _router(config: GatewayConfig, front: ToFront | None, watcher: Watcher) -> Router:
+    """front: the process that knows the workers of several gateways; None: this one is alone."""
+    if front is None:
+        return Router(config.worker_urls, make_policy(config.routing), _worker_options(config, {}), watcher)
+    keys = SharedKeys(front.key)
+    router = Router(front.urls, make_policy(config.routing, keys), _worker_options(config, front.lanes), watcher)
+    if config.routing.sticky or config.routing.policy == "manual":
+        router.keys = keys
+    return router
+
+
+def _worker_options(config: GatewayConfig, private: Mapping[str, tuple[str, str]]) -> WorkerOptions:
     return WorkerOptions(
         lane=LaneOptions(
             config.engine_count,
@@ -192,7 +206,7 @@ def _worker_options(config: GatewayConfig) -> WorkerOptions:
         wedged_s=config.routing.wedge_s,
         tokens_per_s=config.routing.prices.tokens_per_s,
         overload=config.routing.overload if config.routing.overload.protects else None,
-        private={} if config.member is None else config.member.private_lanes(config.worker_urls),
+        private=private,
     )
 
 
@@ -242,7 +256,7 @@ def _responses(stack: AsyncExitStack, config: HistoryConfig, service: Service, k
 
 async def _open_door(
     stack: AsyncExitStack,
-    member: Member,
+    front: ToFront,
     service: Service,
     admin: AdminApi,
     stop_response: Callable[[str], Awaitable[None]],
@@ -254,14 +268,17 @@ async def _open_door(
         loads=admin.own_loads,
         stop=stop_response,
         flushed=admin.were_flushed,
+        seated=lambda seats: front.apply(seats, service.router, admin.retire),
+        retired=admin.retired,
     )
-    door = Door(member, room)
+    door = Door(front.member, room)
     admin.others = door
     service.others_ready = door.others_ready
     service.totals, service.stop_elsewhere = door.metrics, door.stop_everywhere
-    admin.fixed_workers = True
+    admin.front = front
     await door.open()
     stack.push_async_callback(door.close)
+    room.seated(await front.seats())  # what changed before the door was open
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ from tokenspeed.gateway.route.router import DuplicateWorker, Router
 from tokenspeed.gateway.route.worker import Worker
 from tokenspeed.rpc.lane.address import AddressError
 from tokenspeed.rpc.lane.base import LaneNotReady
+
+logger = logging.getLogger(__name__)
 
 _CONTROL_TIMEOUT_S = 30.0
 
@@ -65,13 +68,26 @@ class Others(Protocol):
         """The caches of these workers are empty."""
 
 
+class Front(Protocol):
+    """Where there are several gateway processes: the one that knows the workers of all. Each raises `ApiError`."""
+
+    async def add(self, url: str, priority: int) -> None:
+        """A new worker for all."""
+
+    async def change(self, url: str, priority: int) -> None:
+        """Another priority."""
+
+    async def remove(self, url: str) -> None:
+        """A worker drains in all processes, and is removed."""
+
+
 class AdminApi:
     """`routes` are ready to be added to the server's. `spawn` starts a task whose failure does not pass unseen."""
 
     def __init__(self, router: Router, keys: KeyCheck, spawn: Spawn, drain: Drain) -> None:
         self._router, self._keys, self._spawn, self._drain = router, keys, spawn, drain
-        self.fixed_workers = False
-        """Several gateway processes have the workers that they were started with."""
+        self.front: Front | None = None
+        """Where changes of workers go to; None: there is no other process."""
         self.others: Others | None = None
         """The other gateway processes on the port; None: there are none."""
         self._retiring: dict[str, asyncio.Task[None]] = {}
@@ -171,8 +187,18 @@ class AdminApi:
 
     async def _add(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        self._check_changeable()
         asked, _ = await parse_body(await read_body(request), WorkerBody)
+        worker = self._add_here(asked) if self.front is None else await self._add_everywhere(self.front, asked)
+        return _accepted(worker, f"worker {worker.url} was added; it serves when its engine has dialled")
+
+    async def _add_everywhere(self, front: Front, asked: WorkerBody) -> Worker:
+        await front.add(asked.url, asked.priority)
+        worker = self._router.find(asked.url)
+        if worker is None:
+            raise ApiError(404, "worker_not_found", f"worker {asked.url} was added, and removed at once")
+        return worker
+
+    def _add_here(self, asked: WorkerBody) -> Worker:
         try:
             worker = self._router.add(asked.url)
         except DuplicateWorker:
@@ -180,37 +206,54 @@ class AdminApi:
         except (AddressError, zmq.ZMQError, OSError) as error:
             raise invalid("url", "invalid_value", f"the worker's lane cannot be opened: {error}") from None
         worker.priority = asked.priority
-        return _accepted(worker, f"worker {worker.url} was added; it serves when its engine has dialled")
+        return worker
 
     async def _change(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        self._check_changeable()
         worker = self._find(request)
         asked, _ = await parse_body(await read_body(request), WorkerChange)
         if asked.url not in (None, worker.url):
             raise invalid("url", "invalid_value", "a worker's URL cannot change; delete this one and add another")
         if asked.priority is not None or request.method == "PUT":
             worker.priority = asked.priority or 0
+            if self.front is not None:
+                await self.front.change(worker.url, worker.priority)
         return _accepted(worker, f"worker {worker.url} has priority {worker.priority}")
 
     async def _delete(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
-        self._check_changeable()
         worker = self._find(request)
-        self.retire(worker)
+        if self.front is None:
+            self.retire(worker)
+        else:
+            await self.front.remove(worker.url)
         return _accepted(worker, f"worker {worker.url} drains and will be removed")
 
+    def lost(self, worker: Worker) -> None:
+        """A worker is lost, and nobody is to wait for it: it is removed, by all processes."""
+        if self.front is None:
+            self.retire(worker)
+        elif not self._closed and not worker.draining:
+            self._spawn(self._leave(self.front, worker.url))
+
+    async def _leave(self, front: Front, url: str) -> None:
+        try:
+            await front.remove(url)
+        except ApiError as error:
+            logger.info("worker %s, which is lost: %s", url, error.message)  # another process was first, mostly
+
     def retire(self, worker: Worker) -> None:
-        """Let a worker drain, and remove it; once."""
+        """Let a worker drain, and remove it from this process; once."""
         if worker.url not in self._retiring and not self._closed:
             task = self._spawn(self._router.retire(worker, self._drain.settle_s, self._drain.grace_s))
             self._retiring[worker.url] = task
             task.add_done_callback(lambda _: self._retiring.pop(worker.url))
 
-    def _check_changeable(self) -> None:
-        if self.fixed_workers:
-            message = "with --gateway-workers above 1, workers are those of --worker-urls"
-            raise ApiError(400, "workers_fixed", message)
+    async def retired(self, url: str) -> None:
+        """Wait until a worker that drains is gone."""
+        task = self._retiring.get(url)
+        if task is not None:
+            await asyncio.wait([task])
 
     def _find(self, request: web.Request) -> Worker:
         wanted = request.match_info["id"]

@@ -135,9 +135,9 @@ class Service:
                 return key
         return ""
 
-    def attempt(self, run: _Run, number: int) -> Generation:
+    async def attempt(self, run: _Run, number: int) -> Generation:
         """A fresh generation on the worker that the policy chooses. Raises `ApiError` 503 without one."""
-        choice = self.router.pick(run.asked, run.tried)
+        choice = await self.router.place(run.asked, run.tried)
         if run.asked.routing_key and number == 1:
             self.metrics.workers.keyed()
         worker = choice.worker
@@ -259,7 +259,7 @@ class _Run:
         service = self._service
 
         async def attempt() -> bytes:
-            generation = self._next()
+            generation = await self._next()
             with _Judged(generation.worker, service.metrics):
                 return await self._answer.whole(generation)
 
@@ -276,7 +276,7 @@ class _Run:
         service, self._events = self._service, events
 
         async def attempt() -> bytes:
-            generation = self._next()
+            generation = await self._next()
             if not events.started:
                 events.response.headers[_ROUTED] = self._worker_id
             with _Judged(generation.worker, service.metrics):
@@ -336,11 +336,11 @@ class _Run:
         if times.first_token_s is not None:
             self.arrival.attributes["tokenspeed.time_to_first_token_s"] = times.first_token_s
 
-    def _next(self) -> Generation:
+    async def _next(self) -> Generation:
         self._attempts += 1
         if self._attempts > 1:
             self._answer = Answer(self.job, self._service.model.tokenizer.vocabulary)
-        generation = self._service.attempt(self, self._attempts)
+        generation = await self._service.attempt(self, self._attempts)
         self.tried.append(generation.worker.url)
         self._worker_id = generation.worker.id
         return generation

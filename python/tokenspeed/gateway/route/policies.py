@@ -10,15 +10,20 @@ from tokenspeed.gateway.route.bucket import Bucket
 from tokenspeed.gateway.route.cache_aware import CacheAware
 from tokenspeed.gateway.route.hashing import ConsistentHashing, PrefixHash
 from tokenspeed.gateway.route.policy import BY_LOAD, ByLoad, Overload, Policy, backlog, least_wait, power_of_two
-from tokenspeed.gateway.route.sticky import Manual, StickyKeys
+from tokenspeed.gateway.route.sticky import Keys, Manual, StickyKeys
 
 
-def make_policy(config: RoutingConfig) -> Policy:
-    """The policy that `config` asks for."""
+def make_policy(config: RoutingConfig, keys: Keys | None = None) -> Policy:
+    """The policy that `config` asks for. keys: who knows the workers of routing keys; None: a table of its own."""
+    if config.policy == "manual":
+        return keys or make_table(config)
     policy = _named(config)
-    if not config.sticky or config.policy == "manual":
-        return policy
-    return StickyKeys(policy, Manual(config.sticky_idle_s, config.assignment_mode, time.monotonic))
+    return StickyKeys(policy, keys or make_table(config)) if config.sticky else policy
+
+
+def make_table(config: RoutingConfig) -> Manual:
+    """The table of routing keys."""
+    return Manual(config.sticky_idle_s, config.assignment_mode, time.monotonic)
 
 
 def _named(config: RoutingConfig) -> Policy:
@@ -30,8 +35,6 @@ def _named(config: RoutingConfig) -> Policy:
         return PrefixHash(config.prefix_tokens, overload)
     if config.policy == "consistent_hashing":
         return ConsistentHashing()
-    if config.policy == "manual":
-        return Manual(config.sticky_idle_s, config.assignment_mode, time.monotonic)
     if config.policy == "bucket":
         overload = Overload(config.cache.spill.abs_threshold, config.cache.spill.rel_threshold)
         return Bucket(config.bucket_interval_s, overload, time.monotonic)

@@ -65,11 +65,13 @@ W = TypeVar("W", bound=Loaded)
 
 class Asked(msgspec.Struct, frozen=True):
     """What a policy knows of a request: the ids of its (first) prompt, its `x-smg-routing-key` ("": none), and the
-    worker that it names itself (`x-smg-target-worker`: an id, a URL or a number; "": none)."""
+    worker that it names itself (`x-smg-target-worker`: an id, a URL or a number; "": none). home: where there are
+    several gateway processes, the URL of the key's worker, and the branch of its choice."""
 
     tokens: Sequence[int]
     routing_key: str
     target: str = ""
+    home: tuple[str, str] = ("", "")
 
 
 class Choice(NamedTuple, Generic[W]):

@@ -12,9 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+import msgspec
+
 from tokenspeed.gateway.http.errors import invalid, no_available_workers
 from tokenspeed.gateway.route.breaker import BreakerState
 from tokenspeed.gateway.route.policy import Asked, Choice, Policy
+from tokenspeed.gateway.route.shared_keys import SharedKeys
 from tokenspeed.gateway.route.worker import Watcher, Worker, WorkerOptions, WorkerState
 from tokenspeed.rpc.lane.wire import ReadyResponse
 
@@ -36,6 +39,8 @@ class Router:
         self._model: str | None = None
         self.counts: Counter[str] = Counter()
         """Requests for which no worker was as it should be, since somebody looked: names of `ROUTED`."""
+        self.keys: SharedKeys | None = None
+        """Where there are several gateway processes: who knows the workers of routing keys."""
         self._follows_kv = policy.name == "cache_aware"
         self.workers = [Worker(url, options, self) for url in urls]
 
@@ -105,9 +110,20 @@ class Router:
         of the highest priority. Raises `ApiError` 503 when there is none, and 400 for a target that is not there."""
         if asked.target:
             return Choice(self._targeted(asked.target), "target_worker_hit")
+        return self.policy.choose(self._candidates(tried), asked)
+
+    async def place(self, asked: Asked, tried: Collection[str]) -> Choice[Worker]:
+        """The same, where perhaps another process is asked for the worker of a routing key."""
+        if self.keys is None or asked.target or not asked.routing_key:
+            return self.pick(asked, tried)
+        left = self._candidates(tried)
+        home = await self.keys.home(asked.routing_key, left)
+        return self.policy.choose(left, msgspec.structs.replace(asked, home=home))
+
+    def _candidates(self, tried: Collection[str]) -> list[Worker]:
         left = self._some_ready()
         if len(left) == 1 and not self._options.sheds:
-            return self.policy.choose(left, asked)
+            return left
         left = [worker for worker in left if worker.breaker.allows] or left
         left = [worker for worker in left if worker.url not in tried] or left
         awake = [worker for worker in left if not (worker.is_silent or worker.is_wedged)]
@@ -120,7 +136,7 @@ class Router:
                 raise no_available_workers("every worker is overloaded")
         left = calm or left
         first = max(worker.priority for worker in left)
-        return self.policy.choose([worker for worker in left if worker.priority == first], asked)
+        return [worker for worker in left if worker.priority == first]
 
     def _targeted(self, name: str) -> Worker:
         worker = self.find(name)

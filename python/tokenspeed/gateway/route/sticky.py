@@ -90,10 +90,14 @@ class Manual:
             self._num_keys.subtract(entry.homes)
 
 
+Keys = Policy
+"""A policy by routing keys: `Manual`, or one that asks where the table is."""
+
+
 class StickyKeys:
     """Requests with a routing key stay with their worker; those without one go by another policy."""
 
-    def __init__(self, policy: Policy, keys: Manual) -> None:
+    def __init__(self, policy: Policy, keys: Keys) -> None:
         self._policy, self._keys = policy, keys
 
     @property

@@ -3,7 +3,9 @@
 
 `GET /metrics` gives one process's own counts, `GET /loads` its view of its workers, `GET /ready` says whether it has
 one; `POST /responses/{id}/stop` ends a background response, if it runs there, and `POST /flushed` says that workers'
-caches are empty. A process that is away (it is being started again) is passed over.
+caches are empty. The process in front posts the workers of all to `/seats`, and to `/retired` the URL of one that was
+removed: the answer comes when this process is done with it. A process that is away (it is being started again) is
+passed over.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
-from tokenspeed.config.member import Member
+from tokenspeed.config.member import Member, Seat
 from tokenspeed.gateway.several.totals import added_up
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,10 @@ class Room:
     """Ends a response, if it runs here."""
     flushed: Callable[[list[str]], None]
     """Hears the URLs of workers whose caches are empty."""
+    seated: Callable[[list[Seat]], None]
+    """Hears of the workers that all processes have."""
+    retired: Callable[[str], Awaitable[None]]
+    """Waits until a worker that was removed is gone."""
 
 
 class Door:
@@ -59,6 +66,8 @@ class Door:
                 web.get("/loads", self._loads),
                 web.post("/responses/{id}/stop", self._stopped),
                 web.post("/flushed", self._flushed),
+                web.post("/seats", self._seats),
+                web.post("/retired", self._retired),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None)
@@ -73,27 +82,27 @@ class Door:
 
     async def metrics(self) -> bytes:
         """The text of /metrics for all processes together."""
-        others = await asyncio.gather(*(_ask("GET", door, "/metrics") for door in self._others()))
+        others = await asyncio.gather(*(ask("GET", door, "/metrics") for door in self._others()))
         return added_up([self._room.metrics(), *(text for text in others if text is not None)])
 
     async def loads(self) -> list[bytes]:
         """The views of all other processes that can be asked."""
-        answers = await asyncio.gather(*(_ask("GET", door, "/loads") for door in self._others() if door.exists()))
+        answers = await asyncio.gather(*(ask("GET", door, "/loads") for door in self._others() if door.exists()))
         return [answer for answer in answers if answer is not None]
 
     async def tell_flushed(self, urls: list[str]) -> None:
         """The caches of these workers are empty."""
         body = json.dumps(urls).encode()
-        await asyncio.gather(*(_ask("POST", door, "/flushed", body) for door in self._others() if door.exists()))
+        await asyncio.gather(*(ask("POST", door, "/flushed", body) for door in self._others() if door.exists()))
 
     async def others_ready(self) -> bool:
         """Whether every other process that can be asked has a worker: the next connection may be any one's."""
-        answers = await asyncio.gather(*(_ask("GET", door, "/ready") for door in self._others() if door.exists()))
+        answers = await asyncio.gather(*(ask("GET", door, "/ready") for door in self._others() if door.exists()))
         return b"no" not in answers
 
     async def stop_everywhere(self, response_id: str) -> None:
         """End a background response, wherever it runs."""
-        await asyncio.gather(*(_ask("POST", door, f"/responses/{response_id}/stop") for door in self._others()))
+        await asyncio.gather(*(ask("POST", door, f"/responses/{response_id}/stop") for door in self._others()))
 
     def _others(self) -> list[Path]:
         return [door for door in self._member.siblings if door != self._member.door]
@@ -115,9 +124,20 @@ class Door:
         self._room.flushed(await request.json())
         return web.Response()
 
+    async def _seats(self, request: web.Request) -> web.Response:
+        self._room.seated(msgspec.json.decode(await request.read(), type=list[Seat]))
+        return web.Response()
 
-async def _ask(method: str, door: Path, path: str, body: bytes | None = None) -> bytes | None:
-    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    async def _retired(self, request: web.Request) -> web.Response:
+        await self._room.retired(await request.json())
+        return web.Response()
+
+
+async def ask(
+    method: str, door: Path, path: str, body: bytes | None = None, timeout_s: float | None = _TIMEOUT_S
+) -> bytes | None:
+    """The answer from behind a door; None: there is none."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(door)), timeout=timeout) as session,

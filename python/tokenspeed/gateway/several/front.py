@@ -2,9 +2,9 @@
 """The process in front of several gateways (`--gateway-workers N`): it owns the workers' lanes and the children.
 
 Every child is a whole gateway on the same port (SO_REUSEPORT: the kernel deals out connections) and has, for each
-worker, a private lane that a `Relay` here dials. The first child starts alone: what keeps it from serving is said
-once and is the status of all. A child that dies later is started again after a pause that doubles while it keeps
-dying. SIGTERM and SIGINT are passed on; this process ends when the last child has drained.
+worker, a private lane that a `Relay` of the `Roster` here dials. The first child starts alone: what keeps it from
+serving is said once and is the status of all. A child that dies later is started again after a pause that doubles while
+it keeps dying. SIGTERM and SIGINT are passed on; this process ends when the last child has drained.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import zmq
 
 from tokenspeed.config.gateway import GatewayConfig
-from tokenspeed.config.member import Member, has_lane
+from tokenspeed.config.member import Member
 from tokenspeed.gateway.http.logs import LogsUnwritable, configure_logs
+from tokenspeed.gateway.several.roster import Roster
 from tokenspeed.gateway.start_error import StartError
 from tokenspeed.rpc.lane.address import AddressError
-from tokenspeed.rpc.lane.base import LaneOptions
-from tokenspeed.rpc.lane.relay import Relay
 
 logger = logging.getLogger(__name__)
 
@@ -83,12 +81,7 @@ class _Front:
     def __init__(self, config: GatewayConfig, argv: Sequence[str], folder: str, port: int) -> None:
         self._config, self._argv = config, argv
         self._members = [Member(index, config.num_gateways, folder, port) for index in range(config.num_gateways)]
-        options = LaneOptions(config.engine_count, None, config.engine_startup_timeout_s, config.curve)
-        self._relays = [
-            Relay(url, replace(options), [member.handshake_address(number) for member in self._members])
-            for number, url in enumerate(config.worker_urls)
-            if has_lane(url)
-        ]
+        self._roster = Roster(config, self._members)
         self._children: dict[int, asyncio.subprocess.Process] = {}
         self._num_signals = 0
 
@@ -98,8 +91,7 @@ class _Front:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         try:
-            for relay in self._relays:
-                relay.open()
+            await self._roster.open()
         except (AddressError, zmq.ZMQError, OSError) as error:
             raise StartError(f"a worker's lane cannot be opened: {error}", 1) from None
         try:
@@ -108,8 +100,7 @@ class _Front:
                 for member in self._members:
                     group.create_task(self._keep(member))
         finally:
-            for relay in self._relays:
-                relay.close()
+            await self._roster.close()
         return 0
 
     def _on_signal(self) -> None:

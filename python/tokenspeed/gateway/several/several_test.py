@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import http.client
 import json
 import os
@@ -16,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -46,21 +47,27 @@ class Gateways:
     """`smg launch --gateway-workers 2`, and one worker whose engine spells the prompt's last letter `max_tokens` times,
     a step every 5 ms."""
 
-    def __init__(self) -> None:
+    def __init__(self, flags: Sequence[str] = (), num_workers: int = 1) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="gws")
         model = Path(self.folder.name, "model")
         model.mkdir()
         write_tokenizer(model)
-        self.url = f"ipc://{self.folder.name}/lane/w"
+        self.urls = [f"ipc://{self.folder.name}/lane/w{number}" for number in range(num_workers)]
+        self.url = self.urls[0]
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
-        words = ["-m", "tokenspeed.cli.smg", "launch", "--worker-urls", self.url, "--model-path", str(model)]
+        words = ["-m", "tokenspeed.cli.smg", "launch", "--worker-urls", *self.urls, "--model-path", str(model)]
         words += ["--host", "127.0.0.1", "--port", str(self.port), "--gateway-workers", "2"]
-        words += ["--history-backend", "memory", "--retry-max-retries", "1"]
+        words += ["--history-backend", "memory", "--retry-max-retries", "1", *flags]
+        self.headers: dict[str, str] = {}
+        """Of every request."""
+        self.worker_id = ""
+        """That of the last answer."""
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self.process = subprocess.Popen([sys.executable, *words], env=env)
         self.engine = FakeEngine(self.url, self._script)
+        self.others = [FakeEngine(url, self._script) for url in self.urls[1:]]
         self.wait_ready()
 
     def _script(self, request: TokenizedGenerateReqInput) -> Iterator[Step]:
@@ -88,9 +95,10 @@ class Gateways:
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
         """(status, body) of a request on a connection of its own."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, method=method)
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, self.headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
+                self.worker_id = answer.headers["x-smg-routed-worker-id"]
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
@@ -113,6 +121,12 @@ class Gateways:
             choice["delta"].get("content") or "" for event in parsed for choice in event.get("choices", [])
         ) + "".join(event["error"]["code"] for event in parsed if "error" in event)
 
+    def listed(self) -> list[dict[str, Any]]:
+        """The workers that all processes have: connections are dealt out at random, so many are asked."""
+        views = [json.loads(self.ask("GET", "/workers")[1])["workers"] for _ in range(12)]
+        seen = {json.dumps([{k: w[k] for k in ("id", "url", "state", "priority")} for w in view]) for view in views}
+        return json.loads(seen.pop()) if len(seen) == 1 else [{"url": "they differ"}]
+
     def count(self, name: str) -> float:
         """The sum of a metric's series."""
         _, text = self.ask("GET", "/metrics")
@@ -124,7 +138,8 @@ class Gateways:
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(30)
-        self.engine.stop()
+        for engine in (self.engine, *self.others):
+            engine.stop()
         self.folder.cleanup()
 
 
@@ -181,13 +196,6 @@ def _numbers(ranks: list[dict[str, Any]]) -> tuple[int, int]:
     (rank,) = ranks
     assert "told_s" not in rank
     return rank["in_flight"], rank["running"]
-
-
-def test_workers_are_those_of_the_start(running: Gateways) -> None:
-    status, body = running.ask("POST", "/workers", {"url": "tcp://127.0.0.1:1"})
-    assert (status, json.loads(body)["error"]["code"]) == (400, "workers_fixed")
-    _, listed = running.ask("GET", "/workers")
-    assert [worker["url"] for worker in json.loads(listed)["workers"]] == [running.url]
 
 
 def test_a_background_response_is_seen_and_cancelled_from_any_process(running: Gateways) -> None:
@@ -278,7 +286,18 @@ def test_a_process_says_that_another_one_has_no_worker_yet(tmp_path: Path) -> No
         members = [Member(index, 3, str(tmp_path), 1) for index in range(3)]
         states = [True, False]
         doors = [
-            Door(member, Room(lambda: b"", partial(states.__getitem__, member.index), lambda: b"[]", _nothing, print))
+            Door(
+                member,
+                Room(
+                    lambda: b"",
+                    partial(states.__getitem__, member.index),
+                    lambda: b"[]",
+                    _nothing,
+                    print,
+                    print,
+                    _nothing,
+                ),
+            )
             for member in members[:2]  # the third is being started again
         ]
         for door in doors:
@@ -294,8 +313,14 @@ def test_a_process_says_that_another_one_has_no_worker_yet(tmp_path: Path) -> No
     assert asyncio.run(asked()) == [False, True, True]
 
 
-async def _nothing(response_id: str) -> None:
-    """There are no background responses."""
+async def _nothing(name: str) -> None:
+    """There are no background responses, and no workers."""
+
+
+def _room(**parts: Any) -> Room:
+    """A room in which there is nothing but `parts`."""
+    nothing = Room(lambda: b"", lambda: True, lambda: b"[]", _nothing, print, print, _nothing)
+    return dataclasses.replace(nothing, **parts)
 
 
 def test_the_others_tell_their_loads_and_hear_of_empty_caches(tmp_path: Path) -> None:
@@ -303,7 +328,18 @@ def test_the_others_tell_their_loads_and_hear_of_empty_caches(tmp_path: Path) ->
         heard: list[list[str]] = []
         members = [Member(index, 3, str(tmp_path), 1) for index in range(3)]
         doors = [
-            Door(member, Room(lambda: b"", lambda: True, partial(str(member.index).encode), _nothing, heard.append))
+            Door(
+                member,
+                Room(
+                    lambda: b"",
+                    lambda: True,
+                    partial(str(member.index).encode),
+                    _nothing,
+                    heard.append,
+                    print,
+                    _nothing,
+                ),
+            )
             for member in members[:2]  # the third is being started again
         ]
         for door in doors:

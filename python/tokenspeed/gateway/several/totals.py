@@ -21,9 +21,7 @@ _PER_PROCESS = frozenset(
         "smg_cache_tree_tokens",
         "smg_engine_gen_throughput",
         "smg_http_connections_active",
-        "smg_manual_policy_cache_entries",
         "smg_worker_requests_active",
-        "smg_worker_routing_keys_active",
     }
 )
 """Gauges of which every process has its own part."""

@@ -41,6 +41,10 @@ class Relay:
         """Requests of all gateways that the engine has not finished."""
         return self._lane.num_in_flight
 
+    def leave(self) -> None:
+        """The gateways give the worker up, each when its requests have ended: one that is gone is not dialled again."""
+        self._lane.leaving = True
+
     def open(self) -> None:
         """Bind the worker's lane. Raises `AddressError` or `zmq.ZMQError`."""
         self._lane.open()
@@ -68,6 +72,7 @@ class _EngineSide(GatewayLane):
 
     def __init__(self, url: str, options: LaneOptions, on_state: Callable[[LaneState, str], None]) -> None:
         super().__init__(url, options, on_state)
+        self.leaving = False
         self._num_relayed = 0
         self._relayed: dict[int, tuple[_Port, int | str]] = {}
         """Calls on their way to a rank: whose they are, and the caller's number."""
@@ -184,10 +189,11 @@ class _Port:
                 for frames in messages:
                     self._pass_on(frames)
         except LaneLost:
-            logger.warning("a gateway in front of worker %s is gone", self._engine.url)
             self._unwatch()
             self._engine.abort_all(self)
-            self._timer = self._loop.call_soon(self._dial)
+            if not self._engine.leaving:
+                logger.warning("a gateway in front of worker %s is gone", self._engine.url)
+                self._timer = self._loop.call_soon(self._dial)
 
     def _pass_on(self, frames: list[bytes]) -> None:
         try:

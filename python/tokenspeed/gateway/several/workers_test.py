@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""Workers that come and go, and keys that stay, where there are two gateway processes on a port."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tokenspeed.gateway.several.several_test import Gateways, _until
+from tokenspeed.gateway.testing.fake_engine import FakeEngine
+
+
+@pytest.fixture
+def running() -> Iterator[Gateways]:
+    gateways = Gateways()
+    yield gateways
+    gateways.close()
+
+
+def _urls(gateways: Gateways) -> list[str]:
+    return [worker["url"] for worker in gateways.listed()]
+
+
+def _told(gateways: Gateways, name: str) -> list[Any]:
+    return [worker.get(name) for worker in gateways.listed()]
+
+
+def test_a_worker_that_is_added_serves_in_every_process_until_it_is_removed(running: Gateways) -> None:
+    added = f"ipc://{running.folder.name}/lane/more"
+    status, body = running.ask("POST", "/workers", {"url": added, "priority": 3})
+    assert status == 202, body
+    worker_id = json.loads(body)["worker_id"]
+    status, body = running.ask("POST", "/workers", {"url": added})
+    assert (status, json.loads(body)["error"]["code"]) == (409, "WORKER_ALREADY_EXISTS")
+    status, body = running.ask("POST", "/workers", {"url": "nonsense://x"})
+    assert (status, json.loads(body)["error"]["param"]) == (400, "url")
+    engine = FakeEngine(added, running._script)
+    running.others.append(engine)
+    _until("all have it", lambda: _told(running, "state") == ["ready", "ready"])
+    assert _told(running, "priority") == [0, 3]
+    assert [running.chat("a", 2) for _ in range(8)] == ["aa"] * 8
+    assert len(engine.seen.requests) == 8
+
+    victim = running.children()[0]
+    os.kill(victim, signal.SIGKILL)
+    _until("started again", lambda: victim not in running.children() and running.num_listening() == 2)
+    _until("all have it", lambda: _told(running, "state") == ["ready", "ready"])
+
+    assert running.ask("PATCH", f"/workers/{worker_id}", {"priority": -1})[0] == 202
+    _until("all know", lambda: _told(running, "priority") == [0, -1])
+    assert [running.chat("b", 2) for _ in range(8)] == ["bb"] * 8
+    assert len(engine.seen.requests) == 8
+
+    assert running.ask("DELETE", f"/workers/{worker_id}")[0] == 202
+    _until("gone", lambda: _urls(running) == [running.url])
+    assert running.ask("DELETE", f"/workers/{worker_id}")[0] == 404
+    _until("it may come back", lambda: running.ask("POST", "/workers", {"url": added})[0] == 202)
+    engine.stop()
+    running.others = [FakeEngine(added, running._script)]
+    _until("it serves again", lambda: _told(running, "state") == ["ready", "ready"])
+
+
+def test_requests_in_flight_end_before_their_worker_goes(running: Gateways) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(running.chat, "d", 300) for _ in range(6)]
+        _until("all run", lambda: running.engine.num_active == 6)
+        (worker,) = running.listed()
+        assert running.ask("DELETE", f"/workers/{worker['id']}")[0] == 202
+        assert [answer.result(30) for answer in answers] == ["d" * 300] * 6
+    _until("gone", lambda: _urls(running) == [])
+    assert running.status("/readiness") == 503
+
+
+def test_a_routing_key_has_one_worker_in_all_processes() -> None:
+    gateways = Gateways(["--policy", "manual", "--assignment-mode", "min_group"], num_workers=3)
+    try:
+        homes = {}
+        for key in ("k1", "k2", "k3"):
+            gateways.headers = {"x-smg-routing-key": key}
+            ids = set()
+            for _ in range(12):
+                assert gateways.chat("a", 1) == "a"
+                ids.add(gateways.worker_id)
+            assert len(ids) == 1
+            homes[key] = ids.pop()
+        assert len(set(homes.values())) == 3
+        assert gateways.count("smg_manual_policy_cache_entries") == 3
+    finally:
+        gateways.close()
+
+
+def test_a_worker_that_is_lost_is_removed_by_all_processes_where_that_is_asked_for() -> None:
+    gateways = Gateways(["--remove-unhealthy-workers"], num_workers=2)
+    try:
+        assert len(gateways.listed()) == 2
+        gateways.engine.vanish()
+        _until("removed", lambda: _urls(gateways) == gateways.urls[1:])
+        assert [gateways.chat("c", 2) for _ in range(6)] == ["cc"] * 6
+    finally:
+        gateways.close()
