@@ -141,7 +141,7 @@ def test_a_forced_tool_is_called_with_arguments_that_its_schema_allows(client: o
         ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", "conflicting_parameters"),
         ({"ebnf": "root ::= missing"}, "ebnf", "grammar_error"),
         ({"ebnf": "root ::= root"}, "ebnf", "grammar_error"),
-        ({"guided_regex": "[^\\s\\S]"}, "guided_regex", "grammar_error"),
+        ({"guided_regex": "[^\\s\\S]"}, "guided_regex", "invalid_regex"),
         ({"structural_tag": {"format": {"type": "no_such_format"}}}, "structural_tag", "grammar_error"),
         ({"custom_logit_processor": "{}"}, "custom_logit_processor", "unsupported"),
         ({"tools": TOOLS, "tool_choice": "required", "regex": "a"}, "tool_choice", "conflicting_parameters"),
@@ -161,12 +161,13 @@ def test_a_bad_constraint_is_400_and_the_next_request_works(
 def test_an_output_that_its_constraint_leads_to_a_dead_end_is_an_error_and_no_answer(
     server: Server, client: openai.OpenAI, model: str
 ) -> None:
-    body = {"messages": ASK, "structured_outputs": {"regex": "a[^\\s\\S]"}}
+    grammar = 'root ::= "a" [^\\0-\\U0010ffff]'
+    body = {"messages": ASK, "structured_outputs": {"grammar": grammar}}
     status, answer = server.post("/v1/chat/completions", body)
     error = answer["error"]
-    assert (status, error["code"], error["param"]) == (400, "grammar_dead_end", "structured_outputs.regex"), answer
+    assert (status, error["code"], error["param"]) == (400, "grammar_dead_end", "structured_outputs.grammar"), answer
     with pytest.raises(openai.APIError, match="no token of this model's vocabulary continues"):
-        list(client.completions.create(model=model, prompt="x", stream=True, extra_body={"regex": "a[^\\s\\S]"}))
+        list(client.completions.create(model=model, prompt="x", stream=True, extra_body={"ebnf": grammar}))
     assert server.post("/v1/completions", {"prompt": "x", "regex": "ok"})[1]["choices"][0]["text"] == "ok"
 
 

@@ -17,7 +17,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
 from tokenspeed.config.constraint import Constraint
+from tokenspeed.config.schema.regex import Node, read_regex
 from tokenspeed.grammar.backend import CompiledGrammar, GrammarError, Matcher, TokenTable, require_text
+from tokenspeed.grammar.patterns import SchemaWriter, plain
 
 _BLANKS = r"\x20{1,2}|\x20{0,2}\x0A[\x20\x09]{0,16}"
 """A blank or two, or a new line with its indentation."""
@@ -57,7 +59,11 @@ class LLGuidanceBackend:
     def _grammar(self, constraint: Constraint) -> str:
         text = constraint.text
         if constraint.kind == "json_schema":
-            return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=self._options))
+            return str(
+                llguidance.LLMatcher.grammar_from_json_schema(
+                    json.dumps(_SCHEMAS.of(json.loads(text))), overrides=self._options
+                )
+            )
         if constraint.kind == "regex":
             return str(llguidance.LLMatcher.grammar_from_regex(_whole(text)))
         if constraint.kind == "ebnf":
@@ -74,8 +80,16 @@ def _lark(text: str) -> str:
 
 
 def _whole(pattern: str) -> str:
-    """The pattern without the anchors at its ends: the library always matches the whole text."""
-    return pattern.removeprefix("^").removesuffix("$") if "|" not in pattern else pattern
+    """The pattern without its anchors: the library always matches the whole text."""
+    return plain(read_regex(pattern, "#"))
+
+
+def _anchored(node: Node) -> str:
+    """As schemas have patterns, which may stand anywhere in a text unless they are anchored."""
+    return f"^(?:{plain(node)})$"
+
+
+_SCHEMAS = SchemaWriter(_anchored, measures=False)
 
 
 class _Tokens:
@@ -173,7 +187,7 @@ class _TagWriter:
     def _json(self, part: Any) -> str:
         if part.get("style", "json") != "json":
             raise ValueError(f"the style {part['style']!r} is not supported by llguidance here; use xgrammar")
-        schema = {**part["json_schema"], "x-guidance": self._json_options}
+        schema = {**_SCHEMAS.of(part["json_schema"]), "x-guidance": self._json_options}
         return self._rule(f"%json {json.dumps(schema)}")
 
     def _tag(self, part: Any) -> str:
@@ -208,4 +222,4 @@ def _escaped(text: str) -> str:
 
 
 def _slashed(pattern: str) -> str:
-    return "/" + _whole(pattern).replace("/", "\\/") + "/"
+    return f"/{_whole(pattern)}/"

@@ -16,12 +16,27 @@ import xgrammar
 from numpy.typing import NDArray
 
 from tokenspeed.config.constraint import Constraint
+from tokenspeed.config.schema.regex import Node, read_regex
 from tokenspeed.grammar.backend import CompiledGrammar, GrammarError, Matcher, TokenTable, require_text
+from tokenspeed.grammar.patterns import SchemaWriter, in_json, plain
 from tokenspeed.grammar.productive import has_text
 
 MAX_WHITESPACE = 16
 """Blanks in a row between two parts of a JSON text: room for indentation, and no endless run of them."""
 
+_FIRST_MARK, _LAST_MARK = 0xF0000, 0x10FFFD
+"""Characters for private use, which stand for patterns while the library turns a schema into a grammar."""
+_MARK = re.compile(r'^(\S+) ::= \(\("\\U([0-9a-f]{8})"\)\)$', re.MULTILINE)
+_QUOTED = re.compile(r'"\\"" (\S+) "\\""')
+
+_HEX = "[A-Fa-f0-9]"
+_SURROGATES = {
+    r"[^\0-\x1f\"\\\r\n": r"[^\0-\x1f\ud800-\udfff\"\\\r\n",
+    f'("u" {_HEX} {_HEX} {_HEX} {_HEX})': f'("u" [A-CEFa-cef0-9] {_HEX} {_HEX} {_HEX}) | ("u" [Dd] [0-7] {_HEX} {_HEX})'
+    rf' | ("u" [Dd] [89ABab] {_HEX} {_HEX} "\\u" [Dd] [C-Fc-f] {_HEX} {_HEX})',
+}
+"""Where the library's strings have halves of surrogate pairs, bare or escaped, ours have none."""
+_PLAIN = SchemaWriter(plain, measures=False)
 _LOCATION = re.compile(r"^\[[0-9:]+\] [^ ]+:\d+: ")
 
 
@@ -56,15 +71,10 @@ class XGrammarBackend:
     def _compile(self, constraint: Constraint) -> xgrammar.CompiledGrammar:
         text = constraint.text
         if constraint.kind == "json_schema":
-            return self._compiler.compile_json_schema(
-                text,
-                any_whitespace=self._any_whitespace,
-                separators=None if self._any_whitespace else (",", ":"),
-                strict_mode=False,
-                max_whitespace_cnt=MAX_WHITESPACE if self._any_whitespace else None,
-            )
+            grammar = _json_grammar(json.loads(text), self._any_whitespace)
+            return self._compiler.compile_grammar(grammar)
         if constraint.kind == "regex":
-            return self._compiler.compile_regex(text)
+            return self._compiler.compile_regex(plain(read_regex(text, "#")))
         if constraint.kind == "ebnf":
             grammar = xgrammar.Grammar.from_ebnf(text)
             if not has_text(str(grammar)):
@@ -80,7 +90,11 @@ class XGrammarBackend:
         if not isinstance(part, dict):
             return part
         if part.get("type") == "json_schema":
-            return {"max_whitespace_cnt": MAX_WHITESPACE, **part}
+            if part.keys() == {"type", "json_schema"}:
+                return {"type": "grammar", "grammar": str(_json_grammar(part["json_schema"], True))}
+            return {"max_whitespace_cnt": MAX_WHITESPACE, **part, "json_schema": _PLAIN.of(part["json_schema"])}
+        if part.get("type") == "regex":
+            return {**part, "pattern": plain(read_regex(part["pattern"], "#")) or "(?:)"}
         out = {key: self._tagged(value) for key, value in part.items()}
         if part.get("type") == "tag":
             for key in ("begin", "end"):
@@ -88,6 +102,42 @@ class XGrammarBackend:
                 if token is not None:
                     out[key] = {"type": "token", "token": token}
         return out
+
+
+def _json_grammar(schema: Any, any_whitespace: bool) -> xgrammar.Grammar:
+    """The grammar of a normal schema, strings of a pattern or a length in our own words: the library bounds a length
+    over raw control characters, which JSON has in no string."""
+    taken = set(_dumped(schema))
+    marks = (chr(code) for code in range(_FIRST_MARK, _LAST_MARK) if chr(code) not in taken)
+    texts: dict[str, str] = {}
+
+    def marked(node: Node) -> str:
+        mark = next(marks)
+        texts[mark] = in_json(node)
+        return mark
+
+    grammar = xgrammar.Grammar.from_json_schema(
+        _dumped(SchemaWriter(marked, measures=True).of(schema)),
+        any_whitespace=any_whitespace,
+        separators=None if any_whitespace else (",", ":"),
+        strict_mode=False,
+        max_whitespace_cnt=MAX_WHITESPACE if any_whitespace else None,
+    )
+    text = str(grammar)
+    for theirs, ours in _SURROGATES.items():
+        text = text.replace(theirs, ours)
+    rules = {rule[1]: texts.get(chr(int(rule[2], 16))) for rule in _MARK.finditer(text)}
+
+    def put(quoted: re.Match[str]) -> str:
+        own = rules.get(quoted[1])
+        return quoted[0] if own is None else f'"\\"" {own} "\\""'
+
+    # Between its quotes rather than in a rule: what may follow is then known when the masks are made.
+    return xgrammar.Grammar.from_ebnf(_QUOTED.sub(put, text))
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 class _Compiled:

@@ -23,7 +23,7 @@ def merged(a: Any, b: Any, path: str) -> Any:
     """What both `a` and `b` allow. A second choice or reference becomes a member of an allOf."""
     if a is False or b is False:
         return False
-    if a is True or a == {} or a == b:
+    if a is True or a == {} or same(a, b):
         return b
     if b is True or b == {}:
         return a

@@ -17,7 +17,7 @@ from tokenspeed.config.schema import shapes
 from tokenspeed.config.schema.error import SchemaError
 from tokenspeed.config.schema.merge import merged
 from tokenspeed.config.schema.values import disjoint, identity, those_that_hold
-from tokenspeed.config.schema.words import MAX_DEPTH, MAX_NODES, check_words, types_of
+from tokenspeed.config.schema.words import MAX_DEPTH, MAX_NODES, TYPES, check_words, types_of
 
 _MAX_ONE_OF = 256
 """Branches of a oneOf, which are compared pair by pair."""
@@ -32,7 +32,7 @@ def normal_schema(schema: Any) -> dict[str, Any]:
     work.finish_references()
     if root is False or not work.is_finite(root):
         raise SchemaError("#", "no finite value satisfies the schema")
-    defs = {name.rpartition("/")[2]: body for name, body in work.defs.items()}
+    defs = {name.rpartition("/")[2]: body for name, body in work.defs.items() if name.startswith("#/$defs/")}
     return {**root, "$defs": defs} if defs else root
 
 
@@ -44,13 +44,21 @@ class _Definitions(dict[str, Any]):
 
 
 class _Normaliser:
-    def __init__(self, root: Any) -> None:
+    """defs: where the targets of references go, each under the name that begins with `prefix`. wide: forms that hold at
+    least what the client's schema does, where others hold at most that; for `oneOf` to tell its branches apart."""
+
+    def __init__(
+        self, root: Any, defs: _Definitions | None = None, prefix: str = "#/$defs/", wide: bool = False
+    ) -> None:
         self._root = root
+        self._prefix = prefix
+        self._wide = wide
         self._names: dict[str, str] = {}
         """JSON pointer of a target -> "#/$defs/<n>"."""
         self._pending: list[str] = []
         self._num_nodes = 0
-        self.defs = _Definitions()
+        self._wide_one: _Normaliser | None = None
+        self.defs = _Definitions() if defs is None else defs
 
     def of(self, schema: Any, path: str, depth: int) -> Any:
         """The normal form of one schema."""
@@ -74,7 +82,10 @@ class _Normaliser:
             return self._all_of(words, path, depth)
         if "enum" in words:
             return self._enum(words, path, depth)
-        branches = [self._typed(name, words, path, depth) for name in types_of(words)]
+        names = types_of(words)
+        if self._wide and names and "type" not in words:
+            names = [name for name in TYPES if name != "integer"]
+        branches = [self._typed(name, words, path, depth) for name in names]
         return self._any_of(branches) if branches else {}
 
     def _all_of(self, words: dict[str, Any], path: str, depth: int) -> Any:
@@ -89,22 +100,31 @@ class _Normaliser:
         return self.of(whole, path, depth + 1)
 
     def _choice(self, key: str, words: dict[str, Any], path: str, depth: int) -> Any:
-        branches = []
+        branches: list[tuple[Any, Any]] = []
         parts = words.pop(key)
         if len(words.get("enum", ())) * len(parts) > _MAX_PAIRS:
             raise SchemaError(path, f"'enum' beside {len(parts)} alternatives is not supported")
         for index, part in enumerate(parts):
             part = part if isinstance(part, bool) else check_words(part, f"{path}/{key}/{index}", False)
-            branches.append(self.of(merged(part, words, path), f"{path}/{key}/{index}", depth + 1))
-        branches = [branch for branch in branches if branch is not False]
-        if key == "oneOf" and len(branches) > 1:
-            if len(branches) > _MAX_ONE_OF:
-                raise SchemaError(path, f"'oneOf' has {len(branches)} branches, at most {_MAX_ONE_OF}; use 'anyOf'")
-            self.finish_references()
-            for i, branch in enumerate(branches):
-                if not all(disjoint(branch, other, self.defs) for other in branches[:i]):
-                    raise SchemaError(path, "'oneOf' is supported where at most one branch can hold; use 'anyOf'")
-        return self._any_of(branches)
+            part = merged(part, words, path)
+            branches.append((part, self.of(part, f"{path}/{key}/{index}", depth + 1)))
+        if key == "oneOf" and len(branches) > 1 and not self._wide:
+            self._check_one_of(branches, path, depth)
+        return self._any_of([branch for _, branch in branches])
+
+    def _check_one_of(self, branches: list[tuple[Any, Any]], path: str, depth: int) -> None:
+        """That what one branch lets through is valid under no other as the client wrote it. A branch: its keywords, and
+        its normal form."""
+        if len(branches) > _MAX_ONE_OF:
+            raise SchemaError(path, f"'oneOf' has {len(branches)} branches, at most {_MAX_ONE_OF}; use 'anyOf'")
+        if self._wide_one is None:
+            self._wide_one = _Normaliser(self._root, self.defs, "#/wide/", wide=True)
+        wide = [self._wide_one.of(part, path, depth + 1) for part, _ in branches]
+        self.finish_references()
+        self._wide_one.finish_references()
+        for i, (_, branch) in enumerate(branches):
+            if not all(disjoint(branch, other, self.defs) for j, other in enumerate(wide) if i != j):
+                raise SchemaError(path, "'oneOf' is supported where at most one branch can hold; use 'anyOf'")
 
     def _any_of(self, branches: list[Any]) -> Any:
         alternatives = [inner for branch in branches if branch is not False for inner in branch.get("anyOf", [branch])]
@@ -127,7 +147,7 @@ class _Normaliser:
             return self.of(schema, f"{path}/{where}", depth + 1)
 
         if name == "object":
-            return shapes.of_object(words, path, inner)
+            return shapes.of_object(words, path, inner, self._wide)
         if name == "array":
             return shapes.of_array(words, path, inner)
         if name == "string":
@@ -139,7 +159,7 @@ class _Normaliser:
     def _name(self, pointer: str, path: str) -> str:
         self._resolve(pointer, path)
         if pointer not in self._names:
-            self._names[pointer] = f"#/$defs/{len(self._names)}"
+            self._names[pointer] = f"{self._prefix}{len(self._names)}"
             self._pending.append(pointer)
         return self._names[pointer]
 

@@ -49,6 +49,10 @@ def closed(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
         ),
         ({"oneOf": [INTEGER, STRING]}, {"anyOf": [INTEGER, STRING]}),
         (
+            {"oneOf": [{"properties": {name: {}}, "required": [name], "type": "object"} for name in "ab"]},
+            {"anyOf": [closed({name: {}}, [name]) for name in "ab"]},
+        ),
+        (
             {"type": "array", "prefixItems": [INTEGER, STRING], "items": False},
             {"type": "array", "items": False, "prefixItems": [INTEGER, STRING]},
         ),
@@ -112,9 +116,16 @@ def test_recursive_schemas_keep_their_references() -> None:
         ({"$ref": "http://example.com/x"}, "only references into the schema"),
         ({"$ref": "#/nowhere"}, "names nothing"),
         ({"items": {"$id": "http://example.com/x"}}, "'$id'"),
+        # What one branch lets through would be valid under another as it is written: open, or of any type.
+        ({"oneOf": [{}, INTEGER], "minLength": 1}, "'oneOf'"),
+        ({"oneOf": [{"minLength": 5, "maxLength": 2}, INTEGER]}, "'oneOf'"),
+        ({"oneOf": [{"properties": {"a": INTEGER}}, {"properties": {"b": INTEGER}, "required": ["b"]}]}, "'oneOf'"),
+        ({"properties": {'q"': {}}, "additionalProperties": INTEGER}, "JSON escapes"),
+        ({"pattern": "a[^\\s\\S]"}, "no text"),
         (False, "no finite value"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "no finite value"),
         ({"const": 3, "type": "string"}, "no finite value"),
+        ({"allOf": [{"const": 1}, {"const": True}]}, "no finite value"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -135,7 +146,9 @@ def test_depth_and_size_are_bounded() -> None:
         normal_schema(wide)
 
 
-@pytest.mark.parametrize("pattern", ["a", "^(|.*)$", "[^]a]b{2,3}?", r"\d+\.\d*|x", "(?:ab)+", "a{0,1000}", "^a$|^b$"])
+@pytest.mark.parametrize(
+    "pattern", ["a", "^(|.*)$", r"[^\]a]b{2,3}?", r"\d+\.\d*|x", "(?:ab)+", "a{0,1000}", "^a$|^b$", "a]}", r"\cA\0[\b]"]
+)
 def test_regular_expressions_pass(pattern: str) -> None:
     check_regex(pattern, "#")
 
@@ -156,6 +169,14 @@ def test_regular_expressions_pass(pattern: str) -> None:
         (r"\bword", "anchor"),
         (r"\p{L}", "Unicode"),
         ("a^b", "anchor"),
+        (r"a\|^b", "anchor"),
+        ("[]a]", "read in two ways"),
+        ("[[:alpha:]]", "POSIX"),
+        (r"\h", "escape"),
+        (r"\ud800", "no character"),
+        (r"\x4", "hexadecimal"),
+        (r"[^\s\S]|[]", "read in two ways"),
+        (r"a[^\s\S]+", "no text"),
         ("(a$)b", "anchor"),
         ("(?<!a)b", "look-around"),
         ("(?i)a", "only (?: ) groups"),

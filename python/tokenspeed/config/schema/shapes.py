@@ -108,7 +108,9 @@ def of_array(words: dict[str, Any], path: str, inner: Inner) -> Any:
     return out
 
 
-def of_object(words: dict[str, Any], path: str, inner: Inner) -> Any:
+def of_object(words: dict[str, Any], path: str, inner: Inner, is_open: bool = False) -> Any:
+    """is_open: what it allows at least, where an object without `additionalProperties` may have any. Else such an
+    object has the properties that are named."""
     if words.get("patternProperties") or words.get("propertyNames", True) not in (True, {}):
         return _patterned(words, path, inner)
     given = {name: inner(schema, f"properties/{name}") for name, schema in words.get("properties", {}).items()}
@@ -124,11 +126,14 @@ def of_object(words: dict[str, Any], path: str, inner: Inner) -> Any:
     if barred and not absent and additional is not False:
         raise SchemaError(path, f"the property {barred[0]!r} is barred while others are free: that is not supported")
     properties = {name: schema for name, schema in given.items() if schema is not False}
-    if absent and (given or barred):
+    if absent and (given or barred) and not is_open:
         additional = False
+    escaped = [name for name in given if any(char < " " or char in '"\\' for char in name)]
+    if escaped and additional is not False and not is_open:
+        raise SchemaError(path, f"the property {escaped[0]!r}, which JSON escapes, is not supported beside free ones")
     out: dict[str, Any] = {"type": "object", "properties": properties, "required": required}
     out["additionalProperties"] = additional
-    return _counted(out, words, path)
+    return out if is_open else _counted(out, words, path)
 
 
 def _counted(out: dict[str, Any], words: dict[str, Any], path: str) -> Any:
