@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 
+from tests.support.processes import python_environment
 from tests.support.reference import load_reference
 from tests.support.server import Server
 
@@ -41,7 +42,7 @@ def evaluate(folder: Path, *words: str) -> tuple[dict[str, Any], list[dict[str, 
     data, out = folder / "items.jsonl", folder / "out.jsonl"
     data.write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
     mark = uuid.uuid4().hex
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path), TOKENSPEED_TEST_MARK=mark)
+    env = python_environment(TOKENSPEED_TEST_MARK=mark)
     line = ["eval", "--task", "choice", "--data", str(data), "--out", str(out), "--json", *words]
     done = subprocess.run(
         [sys.executable, "-m", "tokenspeed.cli.ts", *line], env=env, capture_output=True, text=True, timeout=240

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -17,7 +16,8 @@ import psutil
 import pytest
 
 from tests.e2e.lifecycle_test import gauge, long_stream, wait_until
-from tests.support.server import Server, free_port
+from tests.support.processes import free_port, python_environment
+from tests.support.server import Server
 
 LONG = "The history of the sea, as the old sailors told it, begins with a storm. " * 40
 SCHEMA = {
@@ -200,7 +200,7 @@ def test_two_replicas_share_the_requests_and_end_and_return_together() -> None:
 def test_two_machines_share_a_model_and_a_node_comes_back_after_a_loss() -> None:
     flags = ["--max-model-len", "1024", "--max-num-seqs", "8", "--max-total-tokens", "8192"]
     flags += ["--tp", "2", "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{free_port()}"]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    environment = python_environment()
     command = [sys.executable, "-m", "tokenspeed.cli.ts", "serve", *flags, "--node-rank", "1"]
     node = subprocess.Popen(command, env=environment)
     try:

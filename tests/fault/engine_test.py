@@ -13,7 +13,7 @@ import pytest
 from tests.fault.garbage import mutations
 from tests.fault.raw_lane import RawGateway
 from tests.support.peers import Http, Program, headless_engine
-from tests.support.server import free_port
+from tests.support.processes import free_port
 from tokenspeed.rpc.lane import wire
 
 NUM_GARBAGE = 600

@@ -13,7 +13,7 @@ import pytest
 from tests.fault.garbage import mutations
 from tests.fault.raw_lane import RawEngine
 from tests.support.peers import Http, Program, write_model_folder
-from tests.support.server import free_port
+from tests.support.processes import free_port
 from tokenspeed.rpc.lane import wire
 
 BODY = {"model": "m", "prompt": "Hello", "max_tokens": 4, "temperature": 0}

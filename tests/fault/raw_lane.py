@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from tests.support.server import free_port
+from tests.support.processes import free_port
 
 WAIT_MS = 60_000
 ENGINE = b"\x00\x00"

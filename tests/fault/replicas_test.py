@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 import zmq
 
 from tests.support.peers import Http, grpc_engine, grpc_serves, own_gateway, write_model_folder
-from tests.support.server import free_port
+from tests.support.processes import free_port, wait_until
 from tokenspeed_protos import common_pb2
 from tokenspeed_protos import tokenspeed_scheduler_pb2 as pb
 from tokenspeed_protos.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerStub
@@ -103,13 +102,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     running = Stack(folder)
     yield running
     running.stop()
-
-
-def wait_until(condition: Any) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 def refusal(call: Any) -> grpc.RpcError:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
 from tests.support.peers import Http
+from tests.support.processes import wait_until
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -119,10 +119,3 @@ def check_disconnect(ask: Asker, engine_is_idle: Callable[[], bool]) -> None:
     assert not engine_is_idle()
     response.close()
     wait_until(engine_is_idle, 20)
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {limit_s} s"
-        time.sleep(0.05)

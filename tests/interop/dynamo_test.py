@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.interop import asking
-from tests.interop.asking import Asker, wait_until
+from tests.interop.asking import Asker
 from tests.support.peers import Http, Program
-from tests.support.server import free_port
+from tests.support.processes import free_port, wait_until
 
 BLOCK_SIZE = "16"
 # Prompts of some hundred tokens: computed, and found in the cache.

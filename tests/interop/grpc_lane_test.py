@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.interop import asking
-from tests.interop.asking import Asker, wait_until
+from tests.interop.asking import Asker
 from tests.interop.lane import Workers
 from tests.support.peers import grpc_serves, peers_site, released_gateway
-from tests.support.server import free_port
+from tests.support.processes import free_port, wait_until
 
 
 @pytest.fixture(scope="module")

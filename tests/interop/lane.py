@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.interop.asking import Asker
 from tests.support.peers import Http, Program, grpc_engine, grpc_serves, headless_engine
-from tests.support.server import free_port
+from tests.support.processes import free_port
 
 
 class Lane:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.interop import asking
-from tests.interop.asking import wait_until
 from tests.interop.lane import Lane, Workers, start
 from tests.support.peers import grpc_serves, own_gateway
-from tests.support.server import free_port
+from tests.support.processes import free_port, wait_until
 
 
 @pytest.fixture(scope="module")

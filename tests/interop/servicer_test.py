@@ -11,7 +11,7 @@ import pytest
 from tests.interop import asking
 from tests.interop.asking import Asker
 from tests.support.peers import Http, Program, grpc_serves, released_gateway, released_servicer
-from tests.support.server import free_port
+from tests.support.processes import free_port
 
 
 class Stack:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.layering import layers
+from tests.support.processes import python_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = (
@@ -73,7 +73,7 @@ def test_the_table_says_no_where_it_should(importer: str, imported: str, wrong: 
 
 def test_the_gateway_process_loads_no_torch_engine_or_kernel() -> None:
     code = "import json, sys\nimport tokenspeed.cli.smg, tokenspeed.gateway.app\nprint(json.dumps(sorted(sys.modules)))"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    env = python_environment()
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     loaded = json.loads(done.stdout)

@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.support.server import free_port
+from tests.support.processes import free_port
 from tokenspeed.config.gguf import read_gguf
 from tokenspeed.config.model_source import embedded_model_path
 from tokenspeed.gateway.text.tokenizer_files import tokenizer_files

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,15 +19,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.support.processes import free_port, python_environment
+
 STARTUP_LIMIT_S = 180.0
 STOP_LIMIT_S = 150.0
-
-
-def free_port() -> int:
-    """A TCP port that nothing listens on at the moment of asking."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:
@@ -49,7 +43,7 @@ class Server:
         command = [sys.executable, "-m", "tokenspeed.cli.ts", "serve", *positional]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--control-port", str(self.control_port), *flags]
         # Children must find the packages the way this process did, whatever launcher set them up.
-        env = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p), PYTHONUNBUFFERED="1")
+        env = python_environment(PYTHONUNBUFFERED="1")
         self.started_at = time.monotonic()
         self.process = subprocess.Popen(
             command, stdout=self._log, stderr=subprocess.STDOUT, env=env, start_new_session=True

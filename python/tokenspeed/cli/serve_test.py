@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import python_environment
 from tokenspeed.cli import serve, smg, ts
 from tokenspeed.cli._proc import fresh_worker_url, zmq_handshake_port
 from tokenspeed.config.flags import FlagError
@@ -162,9 +163,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     reads, writes = os.pipe()
     os.close(reads)
     command = [sys.executable, "-m", "tokenspeed.cli.ts", "serve", "--help"]
-    done = subprocess.run(
-        command, stdout=writes, stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=":".join(sys.path))
-    )
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, env=python_environment())
     os.close(writes)
     assert (done.returncode, done.stderr) == (1, b"")
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import io
 import os
 import signal
-import socket
 import threading
 import time
 
 import pytest
 
+from tests.support.processes import free_port
 from tokenspeed.cli.supervisor import HEALTHY_S, Restarts, Supervisor, SupervisorConfig
 
 # A gateway that is ready at once; on SIGTERM it works on for `drain` seconds, then says so and ends.
@@ -39,12 +39,6 @@ while time.monotonic() < deadline: time.sleep(0.02)
 print("engine dies: an invariant", flush=True)
 os._exit({status})
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.processes import python_environment
 from tokenspeed.engine.errors import OperationError
 from tokenspeed.engine.offline import Engine
 from tokenspeed.engine.testing import PROMPT, Running, StartEngine, answer_of, ask, checkpoint, start
@@ -31,7 +31,7 @@ class Trainer:
             port = probe.getsockname()[1]
         self.group: dict[str, Any] = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1}
         self.group |= {"world_size": 1 + num_ranks, "group_name": name, "backend": "gloo"}
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+        environment = python_environment()
         command = [sys.executable, "-m", "tokenspeed.engine.trainer_testing", str(port), str(1 + num_ranks), name]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env=environment, **pipes)

@@ -8,13 +8,13 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.support.processes import wait_until
 from tokenspeed.config.sampling import RequestError
 from tokenspeed.engine.errors import EngineDeadError
 from tokenspeed.engine.offline import Engine
@@ -22,13 +22,6 @@ from tokenspeed.engine.offline import Engine
 StartEngine = Callable[..., Engine]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}
 ENDLESS = {"max_new_tokens": 900, "ignore_eos": True}
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
 
 
 def test_prompts_may_be_objects_with_token_ids(start_engine: StartEngine) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import zmq
 
 import tokenspeed_cc
+from tests.support.processes import free_port
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.kv_events import KvEventsConfig
 from tokenspeed.engine.kv_feed import KvBatch, KvFeed
@@ -26,12 +26,6 @@ StartEngine = Callable[..., Engine]
 
 TOPIC = b"kv-events"
 GREEDY = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Subscriber:

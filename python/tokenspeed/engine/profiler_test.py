@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import python_environment
 from tokenspeed.config.model_source import embedded_model_path
 from tokenspeed.engine.conftest import StartEngine
 from tokenspeed.engine.profiler import FOLDER_ENV, ProfileRefused, profile_options
@@ -68,7 +68,7 @@ with Engine({str(embedded_model_path())!r}, **options) as engine:
     engine.operations.start_profile({{"output_dir": {str(tmp_path)!r}}})
     engine.generate([[1, 2, 3]], {{"max_new_tokens": 2}})
 """
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    env = python_environment()
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.iterdir()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import python_environment
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.sampling import RequestError
 from tokenspeed.engine.errors import EngineDeadError
@@ -97,7 +97,7 @@ def test_the_other_rank_ends_with_a_first_one_that_is_killed(tiny_model: str, tm
     )
     script = tmp_path / "first.py"
     script.write_text(code)
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    environment = python_environment()
     first = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
     assert first.stdout is not None
     pid = int(first.stdout.readline())

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import wait_until
 from tokenspeed.engine.errors import EngineFault
 from tokenspeed.engine.follower import Follower
 from tokenspeed.engine.leader import Leader, Peer
@@ -122,13 +123,6 @@ def test_whatever_happens_when_all_ranks_plan_the_same_steps(seed: int, depth: i
     assert steps_of(ranks.other) == steps_of(ranks.bench)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def step_until_it_fails(ranks: TwoRanks) -> EngineFault:
     with pytest.raises(EngineFault) as caught:
         for _ in range(2000):
@@ -159,7 +153,7 @@ def test_a_rank_that_falls_silent_ends_the_engine_whoever_waits() -> None:
     told: list[Exception] = []
     ranks = TwoRanks(timeout_s=0.3)  # nobody beats here
     ranks.leader.on_loss = told.append
-    until(lambda: bool(told))  # the loop is not even stepping
+    wait_until(lambda: bool(told))  # the loop is not even stepping
     assert "rank 1 has given no sign of life for 0.3 s" in str(told[0])
     ranks.leader.close()
 
@@ -175,6 +169,6 @@ def test_a_step_that_nobody_finishes_ends_the_engine() -> None:
         ranks.reports.send(beat=True)
         return bool(told)
 
-    until(beat)
+    wait_until(beat)
     assert "no step has ended for 1 s" in str(told[0])
     ranks.leader.close()

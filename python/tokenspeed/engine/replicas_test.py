@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import wait_until
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.sampling import RequestError
 from tokenspeed.engine.async_llm import AsyncLLM
@@ -44,13 +44,6 @@ def engine(tiny_model: str) -> Iterator[Engine]:
     with Engine(tiny_model, data_parallel_size=2, rl_control_port=0, **SIZES) as running:
         running.record_kv_events()
         yield running
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def ask(engine: Engine, path: str, body: dict[str, Any] | None = None) -> Any:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import python_environment
 from tokenspeed.config.gateway import parse_launch
 from tokenspeed.gateway.app import run
 from tokenspeed.gateway.testing.fake_engine import END_TOKEN, replying
@@ -25,7 +25,7 @@ def test_the_gateway_imports_no_torch_engine_or_kernel() -> None:
         check=True,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=python_environment(),
     )
     modules = run.stdout.split()
     assert "tokenspeed.gateway.http.server" in modules

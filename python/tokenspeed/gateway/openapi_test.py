@@ -4,7 +4,6 @@ is answered with a 5xx."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import python_environment
 from tokenspeed.gateway.operations import OPERATIONS, SCHEMAS
 from tokenspeed.gateway.testing.fake_engine import replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids
@@ -58,6 +58,6 @@ def test_schemathesis_finds_no_answer_that_is_a_5xx_or_not_as_described(
     command += ["--phases=coverage,fuzzing", "--max-examples=8", f"--seed={seed}", "--generation-database=none"]
     # Workers come and go by other tests; here the one that answers stays.
     command += ["--exclude-path=/workers/{id}", "--request-timeout=20", "--no-color"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), "HOME": str(tmp_path)}
+    env = python_environment(HOME=str(tmp_path))
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

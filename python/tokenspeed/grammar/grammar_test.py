@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.processes import wait_until
 from tokenspeed.config.constraint import Constraint
 from tokenspeed.config.resolve import GrammarConfig
 from tokenspeed.grammar import Backend, Compiled, GrammarCompiler, GrammarError, Matcher, TokenTable, load_backend
@@ -239,24 +239,17 @@ class Bench:
 
     def taken(self, count: int) -> dict[Any, Compiled]:
         found: dict[Any, Compiled] = {}
-        until(lambda: found.update({entry.ticket: entry for entry in self.service.take()}) or len(found) >= count)
+        wait_until(lambda: found.update({entry.ticket: entry for entry in self.service.take()}) or len(found) >= count)
         return found
 
     def await_calls(self, count: int) -> None:
-        until(lambda: len(self.backend.calls) == count)
+        wait_until(lambda: len(self.backend.calls) == count)
 
     def taken_at_once(self, text: str) -> Compiled:
         ticket = self.ask(text, open_gate=False)
         (entry,) = self.service.take()
         assert entry.ticket == ticket
         return entry
-
-
-def until(done: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not done():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.002)
 
 
 def test_requests_with_one_constraint_share_one_compilation_and_later_ones_the_cache() -> None:
@@ -283,7 +276,7 @@ def test_errors_are_told_and_kept_and_faults_of_ours_are_not_the_callers() -> No
 def test_a_compilation_that_takes_too_long_is_answered_and_others_go_on() -> None:
     bench = Bench(timeout_s=5.0, num_threads=1)
     slow = bench.ask("slow", open_gate=False)
-    until(lambda: bench.backend.calls == ["slow"])
+    wait_until(lambda: bench.backend.calls == ["slow"])
     quick = bench.ask("quick")
     assert bench.service.take() == []
     bench.now_s = 6.0
@@ -307,16 +300,16 @@ def test_when_every_spare_thread_is_lost_new_constraints_are_refused_until_one_c
         ticket = bench.ask("new")
         return bench.taken(1)[ticket].grammar is not None
 
-    until(accepted)
+    wait_until(accepted)
 
 
 def test_a_retry_is_another_attempt() -> None:
     bench = Bench(timeout_s=5.0, max_retries=1)
     ticket = bench.ask("slow", open_gate=False)
-    until(lambda: len(bench.backend.calls) == 1)
+    wait_until(lambda: len(bench.backend.calls) == 1)
     bench.now_s = 6.0
     assert bench.service.take() == []
-    until(lambda: len(bench.backend.calls) == 2)
+    wait_until(lambda: len(bench.backend.calls) == 2)
     bench.backend.gate("slow").set()
     assert bench.taken(1)[ticket].grammar is not None
 

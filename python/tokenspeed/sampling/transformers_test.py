@@ -5,7 +5,6 @@ how probable they are; and that draws of other seeds, choices and positions are 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from transformers import (
 )
 
 from tests.support.draws import CASES, EOS, LOGITS, OUTPUT, PROMPT, VOCAB, count_draws, count_pairs
+from tests.support.processes import python_environment
 from tokenspeed_kernel.registry import override
 
 NUM_DRAWS, NUM_BY_REFERENCE, NUM_INTERPRETED = 50_000, 5_000, 100
@@ -116,7 +116,7 @@ def test_draws_of_the_reference_follow_the_distribution_of_transformers(name: st
 
 def test_draws_of_tritons_kernels_follow_the_distribution_of_transformers() -> None:
     command = [sys.executable, "-m", "tests.support.draws", str(NUM_INTERPRETED)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = python_environment()
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     counts: dict[str, Any] = json.loads(result.stdout)
     assert list(counts) == list(CASES)

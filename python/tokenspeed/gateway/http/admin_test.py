@@ -5,26 +5,19 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.processes import wait_until
 from tokenspeed.gateway.testing.fake_engine import FakeEngine, Step, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids
 from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 PATH = "/v1/chat/completions"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in 10 s"
-        time.sleep(0.005)
 
 
 def delete(gateway: RunningGateway, path: str) -> tuple[int, dict[str, Any]]:
@@ -55,8 +48,8 @@ def test_loads_show_every_rank_of_every_worker(path: str) -> None:
     with RunningGateway([gate], num_workers=2) as gateway:
         asked = threading.Thread(target=gateway.post, args=(PATH, CHAT))
         asked.start()
-        until(lambda: gateway.engines[0].num_active == 1)
-        until(lambda: bool(gateway.get(path)[1]["workers"][0]["ranks"][0]["running"]))
+        wait_until(lambda: gateway.engines[0].num_active == 1)
+        wait_until(lambda: bool(gateway.get(path)[1]["workers"][0]["ranks"][0]["running"]))
         first, second = gateway.get(path)[1]["workers"]
         assert (first["worker"], first["state"], first["load"]) == (gateway.urls[0], "ready", 1)
         rank = {"rank": 0, "in_flight": 1, "running": 1, "waiting": 0, "kv_active_blocks": 1, "kv_total_blocks": 1024}
@@ -64,7 +57,7 @@ def test_loads_show_every_rank_of_every_worker(path: str) -> None:
         assert second == {"worker": gateway.urls[1], "state": "absent", "load": 0, "ranks": []}
         gate.opened.set()
         asked.join(20)
-        until(lambda: gateway.get(path)[1]["workers"][0]["load"] == 0)
+        wait_until(lambda: gateway.get(path)[1]["workers"][0]["load"] == 0)
 
 
 def test_a_flush_reaches_every_worker_and_the_policy_forgets_what_they_had() -> None:
@@ -108,7 +101,7 @@ def test_a_worker_that_is_added_serves_and_one_that_is_deleted_finishes_and_is_g
         asked: list[str] = []
         waiting = threading.Thread(target=lambda: asked.append(answer(gateway)))
         waiting.start()
-        until(lambda: gateway.engines[0].num_active == 1)
+        wait_until(lambda: gateway.engines[0].num_active == 1)
 
         url = f"ipc://{tmp_path}/lane/new"
         status, headers, body = gateway.request("POST", "/workers", {"url": url})
@@ -120,16 +113,16 @@ def test_a_worker_that_is_added_serves_and_one_that_is_deleted_finishes_and_is_g
 
         location = f"/workers/{old['id']}"
         assert delete(gateway, location)[0] == 202
-        until(lambda: gateway.get(location)[1]["state"] == "draining")
+        wait_until(lambda: gateway.get(location)[1]["state"] == "draining")
         assert delete(gateway, location)[0] == 202
         assert {answer(gateway) for _ in range(5)} == {"new"}
         gate.opened.set()
         waiting.join(20)
         assert asked == ["old"]
-        until(lambda: gateway.get(location)[0] == 404)
+        wait_until(lambda: gateway.get(location)[0] == 404)
         assert [worker["url"] for worker in gateway.get("/workers")[1]["workers"]] == [url]
         assert gateway.urls[0] not in gateway.request("GET", "/health")[2].decode()
-        until(
+        wait_until(
             lambda: (
                 f'smg_worker_health{{worker="{gateway.urls[0]}"}}' not in gateway.request("GET", "/metrics")[2].decode()
             )
@@ -141,7 +134,7 @@ def test_the_last_worker_may_go_and_come_back_under_its_url() -> None:
     with RunningGateway([replying(ids("a"))]) as gateway:
         worker = gateway.get("/workers")[1]["workers"][0]
         assert delete(gateway, f"/workers/{worker['id']}")[0] == 202
-        until(lambda: gateway.get("/workers")[1] == {"workers": [], "total": 0})
+        wait_until(lambda: gateway.get("/workers")[1] == {"workers": [], "total": 0})
         assert gateway.post(PATH, CHAT)[1]["error"]["code"] == "no_available_workers"
         assert gateway.post("/workers", {"url": gateway.urls[0]})[1]["worker_id"] == worker["id"]
         gateway.wait_ready(1)

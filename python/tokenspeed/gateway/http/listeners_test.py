@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import free_port, python_environment
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.gateway import parse_launch
 from tokenspeed.gateway.http.logs import LogsUnwritable, configure_logs
@@ -25,12 +25,6 @@ from tokenspeed.gateway.testing.running import RunningGateway, ids
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 PATH = "/v1/chat/completions"
 WORKER = ["--worker-urls", "ipc:///a"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def status(port: int, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> int:
@@ -114,7 +108,7 @@ def test_lines_go_to_a_file_too_and_a_folder_that_is_none_is_said(tmp_path: Path
     )
     folder = tmp_path / "new" / "logs"
     words = ["--log-dir", str(folder), "--log-json"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    env = python_environment()
     done = subprocess.run([sys.executable, "-c", code, *words], env=env, capture_output=True, text=True, timeout=60)
     (file,) = folder.iterdir()
     assert re.fullmatch(r"gateway-\d+\.log", file.name)

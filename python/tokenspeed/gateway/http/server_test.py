@@ -9,8 +9,7 @@ import re
 import socket
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from tests.support.processes import wait_until
 from tokenspeed.config.gateway import parse_launch
 from tokenspeed.gateway.app import _drain, gateway, run
 from tokenspeed.gateway.http.auth import KeyCheck
@@ -36,13 +36,6 @@ def endless(request: TokenizedGenerateReqInput) -> Iterator[Step]:
     """A token every few milliseconds, for ever."""
     while True:
         yield Step(ids("x"), delay_s=0.003)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in 10 s"
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +97,12 @@ def test_an_engine_with_work_that_says_nothing_is_unhealthy_until_it_speaks_agai
         assert stuck.get("/health")[0] == 200  # nothing to do is no silence
         thread = threading.Thread(target=stuck.post, args=(PATH, CHAT))
         thread.start()
-        until(lambda: stuck.get("/health")[0] == 503)
+        wait_until(lambda: stuck.get("/health")[0] == 503)
         assert stuck.get("/health")[1]["workers"][0]["state"] == "stalled"
         assert stuck.get("/readiness")[0] == 503
         stuck.engines[0].paused.clear()
         thread.join(10)
-        until(lambda: stuck.get("/health")[0] == 200)
+        wait_until(lambda: stuck.get("/health")[0] == 200)
 
 
 def test_metrics_count_requests_tokens_and_workers(running: RunningGateway) -> None:
@@ -130,7 +123,7 @@ def test_every_scrape_shows_the_load_of_the_engines_that_are_there_and_of_no_oth
 
         assert load_is_shown()
         lone.engines[0].vanish()
-        until(lambda: not load_is_shown())
+        wait_until(lambda: not load_is_shown())
 
 
 def test_a_background_task_that_dies_ends_the_gateway_instead_of_passing_unseen(tmp_path: Path) -> None:
@@ -283,7 +276,7 @@ def test_requests_over_the_limit_wait_and_those_over_the_queue_get_429_and_no_fa
         threads = [threading.Thread(target=lambda: results.append(busy.post(PATH, CHAT)[0])) for _ in range(3)]
         for thread in threads:
             thread.start()
-        until(lambda: busy.service.admission.num_waiting == 1 and busy.service.admission.num_admitted == 2)
+        wait_until(lambda: busy.service.admission.num_waiting == 1 and busy.service.admission.num_admitted == 2)
         status, headers, body = busy.request("POST", PATH, CHAT)
         assert (status, json.loads(body)["error"]["code"]) == (429, "admission_queue_full")
         assert headers["retry-after"] == "2"
@@ -305,11 +298,11 @@ def test_a_wait_that_is_too_long_ends_with_429() -> None:
     flags = ["--max-concurrent-requests", "1", "--queue-timeout-secs", "0.1"]
     with RunningGateway([endless], flags) as busy:
         sock = busy.send_only(PATH, CHAT | {"stream": True})
-        until(lambda: busy.service.admission.num_admitted == 1)
+        wait_until(lambda: busy.service.admission.num_admitted == 1)
         status, answer = busy.post(PATH, CHAT)
         assert (status, answer["error"]["code"]) == (429, "admission_queue_timeout")
         sock.close()
-        until(lambda: busy.service.admission.num_admitted == 0)
+        wait_until(lambda: busy.service.admission.num_admitted == 0)
 
 
 def test_a_request_that_takes_too_long_ends_with_504_and_is_aborted() -> None:
@@ -318,7 +311,7 @@ def test_a_request_that_takes_too_long_ends_with_504_and_is_aborted() -> None:
         assert (status, answer["error"]["code"]) == (504, "request_timeout")
         events = slow.stream(PATH, CHAT)
         assert events[-1] == "[DONE]" and json.loads(events[-2])["error"]["code"] == "request_timeout"
-        until(lambda: len(slow.engines[0].seen.aborted) == 2 and slow.engines[0].num_active == 0)
+        wait_until(lambda: len(slow.engines[0].seen.aborted) == 2 and slow.engines[0].num_active == 0)
 
 
 def test_a_silent_stream_gets_comments() -> None:
@@ -342,11 +335,11 @@ def test_a_silent_stream_gets_comments() -> None:
 def test_a_client_that_leaves_frees_its_request(stream: bool) -> None:
     with RunningGateway([endless]) as left:
         sock = left.send_only(PATH, CHAT | {"n": 3, "stream": stream})
-        until(lambda: left.engines[0].num_active == 3)
+        wait_until(lambda: left.engines[0].num_active == 3)
         sock.close()
-        until(lambda: left.engines[0].num_active == 0)
+        wait_until(lambda: left.engines[0].num_active == 0)
         assert left.service.router.num_in_flight == 0
-        until(lambda: left.service.num_open == 0)
+        wait_until(lambda: left.service.num_open == 0)
 
 
 class _Drained:
@@ -369,9 +362,9 @@ def test_a_shutdown_flips_readiness_at_once_lets_streams_finish_and_refuses_new_
         threads = [threading.Thread(target=lambda: results.append(leaving.stream(PATH, CHAT))) for _ in range(3)]
         for thread in threads:
             thread.start()
-        until(lambda: leaving.engines[0].num_active == 3)
+        wait_until(lambda: leaving.engines[0].num_active == 3)
         drained = _Drained(leaving, ["--shutdown-grace-period-secs", "20"])
-        until(lambda: leaving.service.draining)
+        wait_until(lambda: leaving.service.draining)
         assert leaving.get("/readiness")[1]["status"] == "draining"
         assert leaving.get("/liveness")[0] == 200
         status, answer = leaving.post(PATH, CHAT)
@@ -389,7 +382,7 @@ def test_streams_that_outlive_the_grace_time_are_told_so() -> None:
         results: list[list[str]] = []
         thread = threading.Thread(target=lambda: results.append(leaving.stream(PATH, CHAT)))
         thread.start()
-        until(lambda: leaving.engines[0].num_active == 1)
+        wait_until(lambda: leaving.engines[0].num_active == 1)
         _Drained(leaving, ["--shutdown-grace-period-secs", "0.2"]).future.result(10)
         thread.join(10)
         assert results[0][-1] == "[DONE]" and json.loads(results[0][-2])["error"]["code"] == "worker_lost"
@@ -398,7 +391,7 @@ def test_streams_that_outlive_the_grace_time_are_told_so() -> None:
 def test_requests_are_still_taken_in_the_settle_time() -> None:
     with RunningGateway([replying(ids("ok"))]) as leaving:
         drained = _Drained(leaving, ["--shutdown-settle-secs", "1", "--shutdown-grace-period-secs", "5"])
-        until(lambda: leaving.get("/readiness")[0] == 503)
+        wait_until(lambda: leaving.get("/readiness")[0] == 503)
         assert leaving.post(PATH, CHAT)[0] == 200
         leaving._loop.call_soon_threadsafe(drained.hurry.set)
         drained.future.result(10)

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.support.processes import wait_until
 from tokenspeed.gateway.testing.fake_engine import Script, Step, replying
 from tokenspeed.gateway.testing.fake_servicer import FakeServicer
 from tokenspeed.gateway.testing.running import RunningGateway, ids
@@ -17,15 +17,6 @@ from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
 
 REPLY = "Grüße aus der Küche 🙂"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
-
-
-def _until(what: str, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if holds():
-            return
-        time.sleep(0.02)
-    raise TimeoutError(f"never happened: {what}")
 
 
 def _script(request: TokenizedGenerateReqInput) -> Iterator[Step]:
@@ -130,8 +121,8 @@ def test_a_client_that_leaves_ends_the_call_and_the_request(gateway: RunningGate
     with gateway.send_only("/v1/chat/completions", asked) as sock:
         assert sock.recv(100)
         assert servicer.num_active == 1
-    _until("ended", lambda: servicer.num_active == 0)
-    _until("told", lambda: servicer.requests[-1].request_id in servicer.aborted)
+    wait_until(lambda: servicer.num_active == 0)
+    wait_until(lambda: servicer.requests[-1].request_id in servicer.aborted)
 
 
 def test_loads_flushes_and_the_kind_of_a_worker_are_told(gateway: RunningGateway, servicer: FakeServicer) -> None:
@@ -139,7 +130,7 @@ def test_loads_flushes_and_the_kind_of_a_worker_are_told(gateway: RunningGateway
         loads: dict[str, int] = gateway.get("/get_loads")[1]["workers"][0]["ranks"][0]
         return loads
 
-    _until("loads", lambda: rank()["waiting"] == 2)
+    wait_until(lambda: rank()["waiting"] == 2)
     assert (rank()["kv_active_blocks"], rank()["kv_total_blocks"]) == (512, 1024)
     worker = gateway.get("/workers")[1]["workers"][0]
     assert (worker["connection_mode"], worker["model"], worker["url"]) == ("grpc", "fake-model", servicer.url)
@@ -169,7 +160,7 @@ def test_an_engine_that_dies_fails_its_requests_and_serves_again_when_it_is_back
             while b"[DONE]" not in rest:
                 rest += sock.recv(65536)
             assert b"worker_lost" in rest
-        _until("noticed", lambda: gateway.request("GET", "/readiness")[0] == 503)
+        wait_until(lambda: gateway.request("GET", "/readiness")[0] == 503)
         assert gateway.post("/v1/chat/completions", CHAT)[1]["error"]["code"] == "no_available_workers"
         second = FakeServicer(replying(ids("back")), first.port)
         gateway.wait_ready(1)

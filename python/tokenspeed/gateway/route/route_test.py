@@ -8,11 +8,12 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.support.processes import wait_until
 from tokenspeed.gateway.http.errors import ApiError
 from tokenspeed.gateway.route.retry import RetryPolicy, with_retries
 from tokenspeed.gateway.testing.fake_engine import FakeEngine, Script, Step, replying
@@ -22,13 +23,6 @@ from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 PATH = "/v1/chat/completions"
 NO_WAIT = RetryPolicy(max_attempts=4, initial_backoff_s=0, max_backoff_s=0, multiplier=1, jitter=0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in 10 s"
-        time.sleep(0.005)
 
 
 def silent(request: TokenizedGenerateReqInput) -> Iterator[Step]:
@@ -75,7 +69,7 @@ class Background:
 def test_a_dying_engine_ends_every_request_once_with_an_error_that_invites_a_retry(goodbye: bool) -> None:
     with RunningGateway([some_then_silent]) as gateway:
         streams, wholes = Background(gateway, 4, True), Background(gateway, 4, False)
-        until(lambda: gateway.engines[0].num_active == 8)
+        wait_until(lambda: gateway.engines[0].num_active == 8)
         time.sleep(0.1)
         (gateway.engines[0].stop if goodbye else gateway.engines[0].vanish)()
         streams.join()
@@ -93,7 +87,7 @@ def test_an_engine_that_comes_back_serves_again() -> None:
     with RunningGateway([replying(ids("first"))]) as gateway:
         assert gateway.post(PATH, CHAT)[0] == 200
         gateway.engines[0].vanish()
-        until(lambda: gateway.get("/readiness")[0] == 503)
+        wait_until(lambda: gateway.get("/readiness")[0] == 503)
         gateway.engines.append(FakeEngine(gateway.urls[0], replying(ids("second"))))
         gateway.wait_ready(1)
         assert gateway.post(PATH, CHAT)[1]["choices"][0]["message"]["content"] == "second"
@@ -103,7 +97,7 @@ def test_an_engine_that_comes_back_serves_again() -> None:
 def test_a_request_that_sent_nothing_yet_goes_to_another_worker_and_gives_the_same_seed(stream: bool) -> None:
     with RunningGateway([silent, replying(ids("saved"))], ["--policy", "passthrough"]) as gateway:
         asked = Background(gateway, 1, stream)
-        until(lambda: gateway.engines[0].num_active == 1)
+        wait_until(lambda: gateway.engines[0].num_active == 1)
         gateway.engines[0].vanish()
         asked.join()
         answer = "".join(asked.events[0])
@@ -119,7 +113,7 @@ def test_a_request_that_sent_nothing_yet_goes_to_another_worker_and_gives_the_sa
 def test_a_stream_that_has_begun_is_not_begun_again() -> None:
     with RunningGateway([some_then_silent, replying(ids("other"))], ["--policy", "passthrough"]) as gateway:
         asked = Background(gateway, 1, True)
-        until(lambda: gateway.engines[0].num_active == 1)
+        wait_until(lambda: gateway.engines[0].num_active == 1)
         time.sleep(0.1)
         gateway.engines[0].vanish()
         asked.join()

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.processes import wait_until
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.gateway import parse_launch
 from tokenspeed.config.gateway_workers import GrpcConfig
@@ -24,13 +25,6 @@ from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
 
 PATH = "/v1/chat/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
-
-
-def until(what: str, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.01)
 
 
 def slow(request: TokenizedGenerateReqInput) -> Iterator[Step]:
@@ -64,7 +58,7 @@ def test_failed_checks_in_a_row_take_a_worker_out_and_good_ones_bring_it_back(se
         gateway.wait_ready(1)
         before = servicer.num_checks
         servicer.is_healthy = False
-        until("out", lambda: gateway.get("/readiness")[0] == 503)
+        wait_until(lambda: gateway.get("/readiness")[0] == 503)
         assert servicer.num_checks >= before + 4
         worker = gateway.get("/workers")[1]["workers"][0]
         assert worker["state"] == "stalled"
@@ -83,7 +77,7 @@ def test_checks_can_be_switched_off(servicer: FakeServicer) -> None:
     with serving(servicer.url, *QUICK, "--disable-health-check", "--load-monitor-interval", "0.02") as gateway:
         gateway.wait_ready(1)
         checked, asked = servicer.num_checks, servicer.num_loads
-        until("loads are asked for", lambda: servicer.num_loads >= asked + 10)
+        wait_until(lambda: servicer.num_loads >= asked + 10)
         assert servicer.num_checks == checked == 1
 
 
@@ -92,7 +86,7 @@ def test_loads_are_not_asked_for_where_nobody_looks_at_them(servicer: FakeServic
     with serving(servicer.url, *QUICK, "--load-monitor-interval", "0.02", *idle) as gateway:
         gateway.wait_ready(1)
         checked = servicer.num_checks
-        until("health is asked for", lambda: servicer.num_checks >= checked + 5)
+        wait_until(lambda: servicer.num_checks >= checked + 5)
         assert servicer.num_loads == 0
     asks = [[], ["--engine-metrics", *idle], idle[:3], [*idle[:1], *idle[3:]]]
     for words in asks:
@@ -104,14 +98,14 @@ def test_a_worker_that_is_lost_is_removed_where_that_is_asked_for(servicer: Fake
     with serving(servicer.url, "--worker-urls", other.url, "--remove-unhealthy-workers") as gateway:
         gateway.wait_ready(2)
         servicer.stop()
-        until("gone", lambda: [w["url"] for w in gateway.get("/workers")[1]["workers"]] == [other.url])
+        wait_until(lambda: [w["url"] for w in gateway.get("/workers")[1]["workers"]] == [other.url])
         assert gateway.post(PATH, CHAT)[0] == 200
     other.stop()
 
 
 def test_a_worker_that_never_came_is_not_removed() -> None:
     with serving("grpc://127.0.0.1:1", "--remove-unhealthy-workers") as gateway:
-        until("tried", lambda: "UNAVAILABLE" in gateway.get("/workers")[1]["workers"][0]["reason"])
+        wait_until(lambda: "UNAVAILABLE" in gateway.get("/workers")[1]["workers"][0]["reason"])
         assert state(gateway) == "absent"
 
 
@@ -120,7 +114,7 @@ def test_a_deleted_worker_drains_for_as_long_as_is_asked_for(servicer: FakeServi
         gateway.wait_ready(1)
         begun_s = time.monotonic()
         gateway.request("DELETE", "/workers/" + gateway.get("/workers")[1]["workers"][0]["id"])
-        until("gone", lambda: gateway.get("/workers")[1]["total"] == 0)
+        wait_until(lambda: gateway.get("/workers")[1]["total"] == 0)
         assert time.monotonic() - begun_s >= 0.5
 
 
@@ -131,7 +125,7 @@ def test_a_worker_that_does_not_register_in_time_is_given_up() -> None:
     words = ["--worker-startup-timeout-secs", "0.2", "--worker-startup-check-interval", "0.01"]
     with serving("grpc://127.0.0.1:1", *words) as gateway:
         reason = lambda: gateway.get("/workers")[1]["workers"][0]["reason"]  # noqa: E731
-        until("given up", lambda: reason() == "it did not register in 0.2 s")
+        wait_until(lambda: reason() == "it did not register in 0.2 s")
 
 
 def test_a_worker_is_called_first_after_the_delay(servicer: FakeServicer) -> None:
@@ -148,7 +142,7 @@ def test_a_call_that_takes_too_long_is_504_at_once_and_ends_on_the_worker() -> N
         status, answer = gateway.post(PATH, CHAT)
         assert (status, answer["error"]["code"]) == (504, "call_upstream_timeout")
         assert len(servicer.requests) == 1
-        until("aborted", lambda: bool(servicer.aborted) and servicer.num_active == 0)
+        wait_until(lambda: bool(servicer.aborted) and servicer.num_active == 0)
     servicer.stop()
 
 
@@ -162,9 +156,9 @@ def test_workers_with_tls_are_reached_by_those_who_know_them_and_are_known(tmp_p
         assert gateway.get("/workers")[1]["workers"][0]["connection_mode"] == "grpc"
     for words in (own, ["--ca-cert-paths", ca], []):
         with serving(servicer.url, *words) as gateway:
-            until("refused", lambda: "UNAVAILABLE" in gateway.get("/workers")[1]["workers"][0]["reason"])
+            wait_until(lambda: "UNAVAILABLE" in gateway.get("/workers")[1]["workers"][0]["reason"])
     with serving(servicer.url.replace("grpcs", "grpc")) as gateway:
-        until("refused", lambda: "UNAVAILABLE" in gateway.get("/workers")[1]["workers"][0]["reason"])
+        wait_until(lambda: "UNAVAILABLE" in gateway.get("/workers")[1]["workers"][0]["reason"])
     servicer.stop()
 
 

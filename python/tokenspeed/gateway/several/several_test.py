@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import free_port, python_environment, wait_until
 from tokenspeed.config.member import Member
 from tokenspeed.gateway.http.admin import joined_loads
 from tokenspeed.gateway.several.door import Door, Room
@@ -32,15 +33,6 @@ from tokenspeed.gateway.several.totals import added_up
 from tokenspeed.gateway.testing.fake_engine import FakeEngine, Step
 from tokenspeed.gateway.testing.running import ids, write_tokenizer
 from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
-
-
-def _until(what: str, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if holds():
-            return
-        time.sleep(0.02)
-    raise TimeoutError(f"never happened: {what}")
 
 
 class Gateways:
@@ -54,9 +46,7 @@ class Gateways:
         write_tokenizer(model)
         self.urls = [f"ipc://{self.folder.name}/lane/w{number}" for number in range(num_workers)]
         self.url = self.urls[0]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         words = ["-m", "tokenspeed.cli.smg", "launch", "--worker-urls", *self.urls, "--model-path", str(model)]
         words += ["--host", "127.0.0.1", "--port", str(self.port), "--gateway-workers", "2"]
         words += ["--history-backend", "memory", "--retry-max-retries", "1", *flags]
@@ -64,7 +54,7 @@ class Gateways:
         """Of every request."""
         self.worker_id = ""
         """That of the last answer."""
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        env = python_environment()
         self.process = subprocess.Popen([sys.executable, *words], env=env)
         self.engine = FakeEngine(self.url, self._script)
         self.others = [FakeEngine(url, self._script) for url in self.urls[1:]]
@@ -79,8 +69,8 @@ class Gateways:
 
     def wait_ready(self) -> None:
         """Wait until both processes have the worker: connections are dealt out at random, so many are asked."""
-        _until("both listen", lambda: self.num_listening() == 2)
-        _until("ready", lambda: all(self.status("/readiness") == 200 for _ in range(12)))
+        wait_until(lambda: self.num_listening() == 2)
+        wait_until(lambda: all(self.status("/readiness") == 200 for _ in range(12)))
 
     def num_listening(self) -> int:
         """Sockets that take connections on the port."""
@@ -166,7 +156,7 @@ def test_a_client_that_leaves_is_told_to_the_engine(running: Gateways) -> None:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
         sock.sendall(head.encode() + body)
         assert sock.recv(100)
-    _until("aborted", lambda: running.engine.num_active == 0)
+    wait_until(lambda: running.engine.num_active == 0)
 
 
 def test_calls_reach_the_engine_and_come_back(running: Gateways) -> None:
@@ -180,14 +170,14 @@ def test_calls_reach_the_engine_and_come_back(running: Gateways) -> None:
 def test_loads_are_those_of_both_processes_whichever_is_asked(running: Gateways) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(running.chat, "v", 400) for _ in range(8)]
-        _until("all run", lambda: running.engine.num_active == 8)
+        wait_until(lambda: running.engine.num_active == 8)
 
         def told() -> list[tuple[Any, ...]]:
             """What 12 connections hear, which are dealt out at random."""
             answers = [json.loads(running.ask("GET", "/get_loads")[1])["workers"] for _ in range(12)]
             return [(load["worker"], load["load"], *_numbers(load["ranks"])) for (load,) in answers]
 
-        _until("all hear all", lambda: told() == [(running.url, 8, 8, 8)] * 12)
+        wait_until(lambda: told() == [(running.url, 8, 8, 8)] * 12)
         assert [answer.result(30) for answer in answers] == ["v" * 400] * 8
 
 
@@ -204,11 +194,11 @@ def test_a_background_response_is_seen_and_cancelled_from_any_process(running: G
         status, answer = running.ask("POST", "/v1/responses", body)
         assert status == 200, answer
         response_id = json.loads(answer)["id"]
-        _until("running", lambda: running.engine.num_active == 1)
+        wait_until(lambda: running.engine.num_active == 1)
         assert json.loads(running.ask("GET", f"/v1/responses/{response_id}")[1])["status"] in ("queued", "in_progress")
         status, answer = running.ask("POST", f"/v1/responses/{response_id}/cancel", {})
         assert (status, json.loads(answer)["status"]) == (200, "cancelled")
-        _until("aborted", lambda: running.engine.num_active == 0)
+        wait_until(lambda: running.engine.num_active == 0)
 
 
 def test_a_killed_process_takes_its_own_requests_along_and_is_started_again(running: Gateways) -> None:
@@ -223,22 +213,22 @@ def test_a_killed_process_takes_its_own_requests_along_and_is_started_again(runn
     threads = [threading.Thread(target=chat) for _ in range(16)]
     for thread in threads:
         thread.start()
-    _until("all run", lambda: running.engine.num_active == 16)
+    wait_until(lambda: running.engine.num_active == 16)
     victim = running.children()[0]
     os.kill(victim, signal.SIGKILL)
     for thread in threads:
         thread.join(30)
     whole = [text for text in texts if text == "k" * 300]
     assert 0 < len(whole) < 16
-    _until("aborted", lambda: running.engine.num_active == 0)
-    _until("started again", lambda: victim not in running.children())
+    wait_until(lambda: running.engine.num_active == 0)
+    wait_until(lambda: victim not in running.children())
     running.wait_ready()
     assert [running.chat("m", 3) for _ in range(8)] == ["mmm"] * 8
 
 
 def test_an_engine_that_is_gone_is_503_in_every_process_until_it_is_back(running: Gateways) -> None:
     running.engine.vanish()
-    _until("noticed", lambda: all(running.status("/readiness") == 503 for _ in range(12)))
+    wait_until(lambda: all(running.status("/readiness") == 503 for _ in range(12)))
     running.engine = FakeEngine(running.url, running._script)
     running.wait_ready()
     assert [running.chat("n", 2) for _ in range(8)] == ["nn"] * 8
@@ -247,7 +237,7 @@ def test_an_engine_that_is_gone_is_503_in_every_process_until_it_is_back(running
 def test_streams_finish_when_the_processes_are_told_to_stop(running: Gateways) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(running.chat, "s", 100) for _ in range(8)]
-        _until("all run", lambda: running.engine.num_active == 8)
+        wait_until(lambda: running.engine.num_active == 8)
         running.process.send_signal(signal.SIGTERM)
         assert [answer.result(30) for answer in answers] == ["s" * 100] * 8
     assert running.process.wait(30) == 0
@@ -255,7 +245,7 @@ def test_streams_finish_when_the_processes_are_told_to_stop(running: Gateways) -
 
 def test_what_keeps_the_gateways_from_starting_is_said_once(tmp_path: Path) -> None:
     words = ["-m", "tokenspeed.cli.smg", "launch", "--worker-urls", f"ipc://{tmp_path}/w", "--gateway-workers", "3"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    env = python_environment()
     model = ["--model-path", str(tmp_path / "nothing"), "--port", "0"]
     done = subprocess.run([sys.executable, *words, *model], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tokenspeed.gateway.several.several_test import Gateways, _until
+from tests.support.processes import wait_until
+from tokenspeed.gateway.several.several_test import Gateways
 from tokenspeed.gateway.testing.fake_engine import FakeEngine
 
 
@@ -42,38 +43,38 @@ def test_a_worker_that_is_added_serves_in_every_process_until_it_is_removed(runn
     assert (status, json.loads(body)["error"]["param"]) == (400, "url")
     engine = FakeEngine(added, running._script)
     running.others.append(engine)
-    _until("all have it", lambda: _told(running, "state") == ["ready", "ready"])
+    wait_until(lambda: _told(running, "state") == ["ready", "ready"])
     assert _told(running, "priority") == [0, 3]
     assert [running.chat("a", 2) for _ in range(8)] == ["aa"] * 8
     assert len(engine.seen.requests) == 8
 
     victim = running.children()[0]
     os.kill(victim, signal.SIGKILL)
-    _until("started again", lambda: victim not in running.children() and running.num_listening() == 2)
-    _until("all have it", lambda: _told(running, "state") == ["ready", "ready"])
+    wait_until(lambda: victim not in running.children() and running.num_listening() == 2)
+    wait_until(lambda: _told(running, "state") == ["ready", "ready"])
 
     assert running.ask("PATCH", f"/workers/{worker_id}", {"priority": -1})[0] == 202
-    _until("all know", lambda: _told(running, "priority") == [0, -1])
+    wait_until(lambda: _told(running, "priority") == [0, -1])
     assert [running.chat("b", 2) for _ in range(8)] == ["bb"] * 8
     assert len(engine.seen.requests) == 8
 
     assert running.ask("DELETE", f"/workers/{worker_id}")[0] == 202
-    _until("gone", lambda: _urls(running) == [running.url])
+    wait_until(lambda: _urls(running) == [running.url])
     assert running.ask("DELETE", f"/workers/{worker_id}")[0] == 404
-    _until("it may come back", lambda: running.ask("POST", "/workers", {"url": added})[0] == 202)
+    wait_until(lambda: running.ask("POST", "/workers", {"url": added})[0] == 202)
     engine.stop()
     running.others = [FakeEngine(added, running._script)]
-    _until("it serves again", lambda: _told(running, "state") == ["ready", "ready"])
+    wait_until(lambda: _told(running, "state") == ["ready", "ready"])
 
 
 def test_requests_in_flight_end_before_their_worker_goes(running: Gateways) -> None:
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(running.chat, "d", 300) for _ in range(6)]
-        _until("all run", lambda: running.engine.num_active == 6)
+        wait_until(lambda: running.engine.num_active == 6)
         (worker,) = running.listed()
         assert running.ask("DELETE", f"/workers/{worker['id']}")[0] == 202
         assert [answer.result(30) for answer in answers] == ["d" * 300] * 6
-    _until("gone", lambda: _urls(running) == [])
+    wait_until(lambda: _urls(running) == [])
     assert running.status("/readiness") == 503
 
 
@@ -100,7 +101,7 @@ def test_a_worker_that_is_lost_is_removed_by_all_processes_where_that_is_asked_f
     try:
         assert len(gateways.listed()) == 2
         gateways.engine.vanish()
-        _until("removed", lambda: _urls(gateways) == gateways.urls[1:])
+        wait_until(lambda: _urls(gateways) == gateways.urls[1:])
         assert [gateways.chat("c", 2) for _ in range(6)] == ["cc"] * 6
     finally:
         gateways.close()

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import zmq
 
+from tests.support.processes import free_port
 from tokenspeed.rpc.lane import address, wire
 from tokenspeed.rpc.lane.base import LaneNotReady, LaneOptions, LaneState
 from tokenspeed.rpc.lane.engine_end import EngineLane, LaneLost, LaneTimeout
@@ -31,12 +32,6 @@ READY = wire.ReadyResponse(
     data_parallel_size=1,
     positional_layouts=wire.default_layouts(),
 )
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @pytest.fixture(params=["ipc", "tcp"])

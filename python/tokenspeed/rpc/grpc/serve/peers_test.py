@@ -7,14 +7,13 @@ import random
 import socket
 import struct
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.support.processes import wait_until
 from tokenspeed.engine.offline import Engine
 from tokenspeed.rpc.grpc.limits import MAX_MESSAGE_ENV
 from tokenspeed.rpc.grpc.serve.conftest import RunningServer, Served
@@ -27,13 +26,6 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos":
 GENERATE = "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Generate"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, PING, GOAWAY, ACK = 4, 6, 7, 1
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 60) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 class Follower:

@@ -8,7 +8,6 @@ import io
 import itertools
 import json
 import math
-import os
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from tests.support.processes import python_environment
 from tokenspeed.engine.offline import Engine
 from tokenspeed.observability.facts import differences, settled_scrape
 from tokenspeed.rpc.grpc.limits import DEFAULT_MAX_MESSAGE_BYTES, LimitError, max_message_bytes
@@ -379,7 +379,7 @@ def test_the_limit_of_messages_comes_from_the_environment(monkeypatch: pytest.Mo
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(words: list[str], named: str) -> None:
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    env = python_environment()
     command = [sys.executable, "-m", "tokenspeed.rpc.grpc", *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     lines = [line for line in done.stderr.splitlines() if "error" in line]
