@@ -15,6 +15,7 @@ from tests.fault.raw_lane import RawGateway
 from tests.support.peers import Http, Program, headless_engine
 from tests.support.processes import free_port
 from tokenspeed.rpc.lane import wire
+from tokenspeed.rpc.lane.testing import SAMPLING
 
 NUM_GARBAGE = 600
 DEEP = [wire.FRAME_CONTROL, b"\x93\x01\xa1a" + b"\x91" * 100_000]
@@ -41,36 +42,8 @@ def engine(gateway: RawGateway, control: Http) -> Iterator[Program]:
 
 
 def request(rid: str, max_new_tokens: int) -> bytes:
-    params = wire.SamplingParamsWire(
-        max_new_tokens=max_new_tokens,
-        stop=None,
-        stop_token_ids=None,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=1 << 30,
-        min_p=0.0,
-        frequency_penalty=0.0,
-        presence_penalty=0.0,
-        repetition_penalty=1.0,
-        min_new_tokens=0,
-        json_schema=None,
-        regex=None,
-        ebnf=None,
-        structural_tag=None,
-        ignore_eos=True,
-        skip_special_tokens=True,
-        spaces_between_special_tokens=True,
-        no_stop_trim=False,
-        thinking_budget=None,
-        custom_params=None,
-        stream_interval=None,
-        logit_bias=None,
-        seed=1,
-        logprobs=None,
-        n=1,
-        stop_strs=[],
-        stop_str_max_len=0,
-        is_normalized=True,
+    params = msgspec.structs.replace(
+        SAMPLING, max_new_tokens=max_new_tokens, stop_token_ids=None, temperature=1.0, ignore_eos=True, seed=1
     )
     plain = wire.PlainGenerateReqInput(rid, None, None, [5, 6, 7, 8], params, False, -1, 0, None, True)
     return wire.encode(plain)

@@ -12,37 +12,25 @@ from tokenspeed.config.sampling import RequestError
 from tokenspeed.engine.lane_frontend import to_add, to_batch
 from tokenspeed.engine.messages import LoadNumbers, PromptLogprobs, Rejection, StepOutput, TokenLogprobs
 from tokenspeed.rpc.lane import wire
+from tokenspeed.rpc.lane.testing import SAMPLING as PLAIN
 
 SAMPLING = wire.MoreSamplingParamsWire(
-    max_new_tokens=16,
-    stop=None,
-    stop_token_ids=[7],
-    temperature=0.8,
-    top_p=0.9,
-    top_k=wire.TOP_K_OFF,
-    min_p=0.1,
-    frequency_penalty=0.5,
-    presence_penalty=-0.5,
-    repetition_penalty=1.1,
-    min_new_tokens=2,
-    json_schema=None,
-    regex=None,
-    ebnf=None,
-    structural_tag=None,
-    ignore_eos=True,
-    skip_special_tokens=True,
-    spaces_between_special_tokens=True,
-    no_stop_trim=False,
-    thinking_budget=None,
-    custom_params=None,
-    stream_interval=None,
-    logit_bias={"5": 1.5},
-    seed=42,
-    logprobs=None,
-    n=1,
-    stop_strs=[],
-    stop_str_max_len=0,
-    is_normalized=True,
+    **msgspec.structs.asdict(
+        msgspec.structs.replace(
+            PLAIN,
+            stop_token_ids=[7],
+            temperature=0.8,
+            top_p=0.9,
+            min_p=0.1,
+            frequency_penalty=0.5,
+            presence_penalty=-0.5,
+            repetition_penalty=1.1,
+            min_new_tokens=2,
+            ignore_eos=True,
+            logit_bias={"5": 1.5},
+            seed=42,
+        )
+    )
 )
 
 

@@ -4,28 +4,19 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 import zmq
 
+from tests.support.processes import free_port
 from tokenspeed.config.curve import EngineCurve, GatewayCurve
 from tokenspeed.rpc.lane import address, wire
 from tokenspeed.rpc.lane.base import LaneOptions, LaneState
 from tokenspeed.rpc.lane.engine_end import EngineLane, LaneTimeout
 from tokenspeed.rpc.lane.gateway_end import GatewayLane
-
-READY = wire.ReadyResponse(
-    max_model_len=128,
-    num_gpu_blocks=8,
-    block_size=16,
-    dtype="float32",
-    vllm_version="tokenspeed-test",
-    world_size=1,
-    data_parallel_size=1,
-)
+from tokenspeed.rpc.lane.testing import READY
 
 
 def keypair() -> tuple[str, str]:
@@ -42,9 +33,7 @@ GOOD = EngineCurve(ENGINE_SECRET, GATEWAY_PUBLIC)
 
 @pytest.fixture
 def url() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 @asynccontextmanager

@@ -12,17 +12,8 @@ from tokenspeed.rpc.lane import address, wire
 from tokenspeed.rpc.lane.base import LaneOptions, LaneState
 from tokenspeed.rpc.lane.engine_end import EngineLane
 from tokenspeed.rpc.lane.gateway_end import GatewayLane
-from tokenspeed.rpc.lane.wire_test import ADD
+from tokenspeed.rpc.lane.testing import ADD, READY
 
-READY = wire.ReadyResponse(
-    max_model_len=64,
-    num_gpu_blocks=8,
-    block_size=16,
-    dtype="float32",
-    vllm_version="tokenspeed-test",
-    world_size=1,
-    data_parallel_size=1,
-)
 NUM_IN_A_TURN = 19
 
 

@@ -13,11 +13,10 @@ import pytest
 from tokenspeed.rpc.lane import address, wire
 from tokenspeed.rpc.lane.base import LaneOptions, LaneState
 from tokenspeed.rpc.lane.gateway_end import GatewayLane
-from tokenspeed.rpc.lane.lane_test import Engine, Sink, ready, until
 from tokenspeed.rpc.lane.relay import Relay
+from tokenspeed.rpc.lane.testing import ADD, Engine, Sink, ready, until
 from tokenspeed.rpc.lane.unread import unread
 from tokenspeed.rpc.lane.wire import UnreadCall, UnreadRequest
-from tokenspeed.rpc.lane.wire_test import ADD
 
 DEEP = b"\x91" * 100_000
 ENCODE = msgspec.msgpack.encode(["EncodeRequest", None, None, "encode-1", "h", 8998, 5, [[1]]])

@@ -5,43 +5,12 @@ import msgspec
 import pytest
 
 from tokenspeed.rpc.lane import address, wire
+from tokenspeed.rpc.lane.testing import ADD
 
-SAMPLING = wire.SamplingParamsWire(
-    max_new_tokens=16,
-    stop=None,
-    stop_token_ids=[2],
-    temperature=0.5,
-    top_p=1.0,
-    top_k=wire.TOP_K_OFF,
-    min_p=0.0,
-    frequency_penalty=0.0,
-    presence_penalty=0.0,
-    repetition_penalty=1.0,
-    min_new_tokens=0,
-    json_schema=None,
-    regex=None,
-    ebnf=None,
-    structural_tag=None,
-    ignore_eos=False,
-    skip_special_tokens=True,
-    spaces_between_special_tokens=True,
-    no_stop_trim=False,
-    thinking_budget=None,
-    custom_params=None,
-    stream_interval=None,
-    logit_bias=None,
-    seed=7,
-    logprobs=None,
-    n=1,
-    stop_strs=[],
-    stop_str_max_len=0,
-    is_normalized=True,
-)
 SAMPLING_HEX = (
     "dc001d10c09102cb3fe0000000000000cb3ff0000000000000ce40000000cb0000000000000000cb0000000000000000"
     "cb0000000000000000cb3ff000000000000000c0c0c0c0c2c3c3c2c0c0c0c007c0019000c3"
 )
-ADD = wire.PlainGenerateReqInput("r-1", None, None, [1, 300, 70000], SAMPLING, True, -1, 2, None, True)
 ADD_HEX = (
     "9bb9546f6b656e697a656447656e6572617465526571496e707574a3722d31c0c09301cd012cce00011170"
     + SAMPLING_HEX
