@@ -20,6 +20,7 @@ from tokenspeed.gateway.route.generation import Generation
 from tokenspeed.gateway.text.vocabulary import Vocabulary
 from tokenspeed.rpc.lane.wire import BatchTokenIDOutSlim
 
+_ONLY_ECHO = Piece("", (), "length", None, (), ())
 Write = Callable[[bytes], Awaitable[None]]
 
 
@@ -47,7 +48,7 @@ class Answer:
         """Tokens so far. The prompt of n choices counts once; every candidate's tokens count."""
         return Usage(
             prompt_tokens=sum(map(len, self._job.prompts)),
-            completion_tokens=sum(choice.num_tokens for choice in self._choices),
+            completion_tokens=0 if self._job.echo_only else sum(choice.num_tokens for choice in self._choices),
             cached_by_prompt=self._cached,
             reasoning_tokens=self._reasoning_tokens,
         )
@@ -110,6 +111,8 @@ class Answer:
         if batch.input_token_logprobs_val and batch.input_token_logprobs_val[row]:
             self._job.format.score_prompt(index // self._job.candidates, _prompt_scores(batch, row))
         piece = choice.feed(tokens)
+        if self._job.echo_only:
+            piece = _ONLY_ECHO
         if self._gathers:
             self.token_ids += tokens.ids
         if piece.finish:

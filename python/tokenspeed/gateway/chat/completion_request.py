@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from typing import cast
 
+import msgspec
+
 from tokenspeed.config.sampling import MAX_CHOICES
 from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.fields import (
@@ -43,6 +45,10 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
 async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Job:
     """Check everything that can be checked without an engine. Raises `ApiError`."""
     request, _ = await parse_body(body, CompletionRequest)
+    echo_only = bool(request.echo) and _asked_tokens(request) == 0
+    if echo_only:
+        # An engine that reads a prompt gives a token, which nobody sees.
+        request = msgspec.structs.replace(request, max_tokens=1, max_completion_tokens=None, min_tokens=None, stop=None)
     model.check_name(request.model)
     fill = _fill_form(request, model)
     sampling = model.sampling.of(request, request.logprobs, model.max_model_len)
@@ -95,7 +101,12 @@ async def completion_job(body: bytes, model: ServedModel, request_id: str) -> Jo
         format=form,
         stream=bool(request.stream),
         names=caller_names(request),
+        echo_only=echo_only,
     )
+
+
+def _asked_tokens(request: CompletionRequest) -> int | None:
+    return request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
 
 
 def _fill_form(request: CompletionRequest, model: ServedModel) -> FillForm | None:

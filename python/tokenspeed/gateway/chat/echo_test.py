@@ -11,8 +11,8 @@ import pytest
 
 from tokenspeed.gateway.chat.choice import Piece, TokenLogprob
 from tokenspeed.gateway.chat.format import CompletionFormat, Head, PromptScore, Usage, UsageOptions
-from tokenspeed.gateway.testing.fake_engine import END_TOKEN
-from tokenspeed.gateway.testing.running import END, ids, write_tokenizer
+from tokenspeed.gateway.testing.fake_engine import END_TOKEN, replying
+from tokenspeed.gateway.testing.running import END, RunningGateway, ids, write_tokenizer
 from tokenspeed.gateway.text.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -74,3 +74,31 @@ def test_of_alternatives_that_are_the_same_text_the_token_itself_is_told(tokeniz
     first, second = ids("é")
     for told in columns(tokenizer, "né", scored(ids("né"), ((second, -0.25), (first, -1.0))), 2):
         assert told["top_logprobs"][1] == {"�": -1.0}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_an_echo_without_a_token_more_is_the_prompt_and_its_logprobs(stream: bool, field: str) -> None:
+    with RunningGateway([replying(ids("y"))]) as gateway:
+        body = {"prompt": ["ab", "c"], "echo": True, "logprobs": 0, field: 0, "stop": ["a"]}
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+            events = [json.loads(event) for event in gateway.stream("/v1/completions", body)[:-1]]
+            usage = events[-1]["usage"]
+            choices = [choice for event in events for choice in event["choices"]]
+            texts = ["".join(choice["text"] for choice in choices if choice["index"] == index) for index in (0, 1)]
+            columns = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+            ends = {choice["finish_reason"] for choice in choices} - {None}
+        else:
+            status, answer = gateway.post("/v1/completions", body)
+            assert status == 200, answer
+            usage, choices = answer["usage"], answer["choices"]
+            texts = [choice["text"] for choice in choices]
+            columns = [choice["logprobs"] for choice in choices]
+            ends = {choice["finish_reason"] for choice in choices}
+        assert texts == ["ab", "c"]
+        assert [told["tokens"] for told in columns] == [["a", "b"], ["c"]]
+        assert [told["token_logprobs"] for told in columns] == [[None, -1.0], [None]]
+        assert (usage["prompt_tokens"], usage["completion_tokens"], ends) == (3, 0, {"length"})
+        status, answer = gateway.post("/v1/completions", {"prompt": "ab", field: 0})
+        assert (status, answer["error"]["param"]) == (400, field)

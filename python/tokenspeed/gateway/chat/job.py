@@ -53,6 +53,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Our names of parameters -> the caller's, for what the engine says of them."""
     turn: Continuation | None = None
     """Of a conversation; None for other prompts."""
+    echo_only: bool = False
+    """The answer is the prompt and what it is worth; what is generated behind it is not told."""
 
     @property
     def params(self) -> SamplingParams:

@@ -58,6 +58,13 @@ class ThinkingParam(msgspec.Struct, frozen=True):
     budget_tokens: int | None = None
 
 
+class OutputConfig(msgspec.Struct, frozen=True):
+    """What the answer is like: a format as `{"type": "json_schema", "schema": ...}`, and an effort for the template."""
+
+    format: dict[str, Any] | None = None
+    effort: str | None = None
+
+
 class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a request that makes the prompt."""
 
@@ -68,6 +75,9 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingParam | None = None
     keep_reasoning: bool | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+    """The older place of a format."""
 
 
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
@@ -81,13 +91,19 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     stream: bool | None = None
 
 
-_NAMES = {"stop": "stop_sequences"}
+_NAMES = {
+    "stop": "stop_sequences",
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+}
 """Fields of chat completions by the names that they have here."""
 _REFUSED = {
     "mcp_servers": "this server calls no tools itself",
     "container": "this server runs no code",
     "context_management": "prompts are never edited",
 }
+_EFFORTS = {"max": "high", "xhigh": "high"}
+"""Those that templates do not know, by the nearest that they do."""
 
 
 async def messages_job(body: bytes, model: ServedModel, request_id: str) -> Job:
@@ -136,8 +152,24 @@ async def count_tokens(body: bytes, model: ServedModel) -> bytes:
 
 def _refuse(fields: Mapping[str, Any]) -> None:
     for name, reason in _REFUSED.items():
-        if fields.get(name):
+        if fields.get(name) and not (name == "context_management" and _edits_nothing(fields[name])):
             raise invalid(name, "unsupported_parameter", f"{name} is not supported: {reason}")
+
+
+def _edits_nothing(management: Any) -> bool:
+    """Whether no edit is asked for, or only ones that keep all there is."""
+    edits = management.get("edits") if isinstance(management, dict) else None
+    return isinstance(edits, list) and all(isinstance(edit, dict) and edit.get("keep") == "all" for edit in edits)
+
+
+def _response_format(request: CountTokensRequest) -> dict[str, Any] | None:
+    """The format that is asked for, as chat completions spell it. Its schema stands one level higher here."""
+    config = request.output_config
+    form = config.format if config is not None and config.format is not None else request.output_format
+    if form is None:
+        return None
+    schema = {key: value for key, value in form.items() if key != "type"}
+    return {"type": form.get("type"), "json_schema": schema}
 
 
 def _chat_request(
@@ -150,8 +182,11 @@ def _chat_request(
         # The two names that templates use for it.
         on = thinking.type != "disabled"
         variables = {"enable_thinking": on, "thinking": on}
+    effort = request.output_config.effort if request.output_config is not None else None
     return ChatRequest(
         model=request.model,
+        response_format=_response_format(request),
+        reasoning_effort=None if effort is None else _EFFORTS.get(effort, effort),
         messages=[msgspec.convert(message, ChatMessage) for message in messages],
         continue_final_message=messages[-1]["role"] == "assistant" if messages else None,
         chat_template_kwargs=variables,
@@ -170,7 +205,7 @@ def _tool_choice(choice: ToolChoiceParam) -> ToolChoice:
     if choice.type == "tool":
         if choice.name is None:
             raise invalid("tool_choice.name", "missing_required_parameter", "tool_choice.name is required")
-        return NamedChoice("function", FunctionChoice(choice.name))
+        return NamedChoice(FunctionChoice(choice.name))
     return "required" if choice.type == "any" else choice.type
 
 

@@ -190,3 +190,51 @@ def test_the_key_is_taken_from_either_header(gateway: RunningGateway) -> None:
     assert gateway.post("/v1/messages", body, {"authorization": "Bearer k"})[0] == 200
     status, answer = gateway.post("/v1/messages", body, {"x-api-key": "wrong"})
     assert (status, answer["error"]["type"]) == (401, "authentication_error")
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "high"}},
+        {"output_format": {"type": "json_schema", "schema": SCHEMA}},
+    ],
+)
+def test_a_format_of_the_output_constrains_it(gateway: RunningGateway, fields: dict[str, Any]) -> None:
+    body = {"max_tokens": 5, "messages": HI, **fields}
+    status, answer = gateway.post("/v1/messages", body, {"x-api-key": "k"})
+    assert status == 200, answer
+    schema = gateway.engines[0].seen.requests[-1].sampling_params.json_schema
+    assert schema is not None and json.loads(schema) == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "json_schema"}, "output_config.format.schema"),
+        ({"type": "other"}, "output_config.format.type"),
+        ({}, "output_config.format.type"),
+    ],
+)
+def test_a_format_that_says_nothing_is_named(gateway: RunningGateway, form: dict[str, Any], param: str) -> None:
+    body = {"max_tokens": 5, "messages": HI, "output_config": {"format": form}}
+    status, answer = gateway.post("/v1/messages", body, {"x-api-key": "k"})
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("edits", "status"),
+    [
+        ([], 200),
+        ([{"type": "clear_thinking_20251015", "keep": "all"}], 200),
+        ([{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}], 400),
+        ([{"type": "clear_tool_uses_20250919"}], 400),
+    ],
+)
+def test_edits_of_the_context_are_refused_unless_they_keep_all(
+    gateway: RunningGateway, edits: list[Any], status: int
+) -> None:
+    body = {"max_tokens": 5, "messages": HI, "context_management": {"edits": edits}}
+    assert gateway.post("/v1/messages", body, {"x-api-key": "k"})[0] == status

@@ -2,7 +2,8 @@
 """The tools of a chat request: what the template shows, what may be called, and what a forced call must look like.
 
 `tool_choice` none takes the tools out of the prompt, so nothing can be called. auto leaves the choice to the model.
-required and a named function force calls by a JSON schema, whatever the model's own format is. A template that knows
+required and a named function force calls by a JSON schema, whatever the model's own format is. allowed_tools shows all
+tools, of which only some may be called. A template that knows
 no tools still serves them: they are described in the system message and calls are written between tags.
 """
 
@@ -43,14 +44,33 @@ class FunctionChoice(msgspec.Struct, frozen=True):
     name: str
 
 
-class NamedChoice(msgspec.Struct, frozen=True):
+class NamedChoice(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
     """`tool_choice` with a function that must be called."""
+
+    function: FunctionChoice
+
+
+class AllowedFunction(msgspec.Struct, frozen=True):
+    """One of those that may be called."""
 
     type: Literal["function"]
     function: FunctionChoice
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+class AllowedFunctions(msgspec.Struct, frozen=True):
+    """Which tools may be called, and whether some call must come."""
+
+    mode: Literal["auto", "required"]
+    tools: list[AllowedFunction]
+
+
+class AllowedChoice(msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools"):
+    """`tool_choice` that leaves the prompt as it is, so that it stays cached, and lets only some tools be called."""
+
+    allowed_tools: AllowedFunctions
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
 @dataclass(frozen=True)
@@ -80,11 +100,13 @@ def tool_use(tools: Sequence[ToolSpec] | None, raw: Any, choice: ToolChoice | No
         return NO_TOOLS
     chosen = [tool.function for tool in tools]
     if isinstance(choice, NamedChoice):
-        chosen = [function for function in chosen if function.name == choice.function.name]
-        if not chosen:
-            message = f"tool_choice names {choice.function.name!r}, which is not among the tools"
-            raise invalid("tool_choice", "invalid_value", message)
-    forced = choice is not None and choice != "auto"
+        chosen = _named(chosen, [choice.function.name])
+    mode = choice
+    if isinstance(choice, AllowedChoice):
+        allowed = choice.allowed_tools
+        mode = allowed.mode
+        chosen = _named(chosen, [tool.function.name for tool in allowed.tools])
+    forced = mode is not None and mode != "auto"
     single = isinstance(choice, NamedChoice) or parallel is False
     return ToolUse(
         callable=Tools({function.name: function.parameters for function in chosen}),
@@ -92,6 +114,17 @@ def tool_use(tools: Sequence[ToolSpec] | None, raw: Any, choice: ToolChoice | No
         schema=_calls_schema(chosen, single) if forced else None,
         parallel=not single if forced else parallel is not False,
     )
+
+
+def _named(functions: Sequence[FunctionSpec], names: Sequence[str]) -> list[FunctionSpec]:
+    """Those of the names. Raises `ApiError` 400 for a name that is not there."""
+    known = {function.name: function for function in functions}
+    if not names:
+        raise invalid("tool_choice", "invalid_value", "tool_choice allows no tool; none says that")
+    for name in names:
+        if name not in known:
+            raise invalid("tool_choice", "invalid_value", f"tool_choice names {name!r}, which is not among the tools")
+    return [known[name] for name in dict.fromkeys(names)]
 
 
 def _check_names(tools: Sequence[ToolSpec]) -> None:

@@ -167,3 +167,46 @@ def test_an_open_think_block_of_the_prompt_makes_the_answer_begin_as_reasoning(g
 def test_bad_tools_are_named(gateway: RunningGateway, fields: dict[str, Any], param: str) -> None:
     status, answer = gateway.post("/v1/chat/completions", {"messages": MESSAGES, **fields})
     assert (status, answer["error"]["param"]) == (400, param), answer
+
+
+def _allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {"mode": mode, "tools": [{"type": "function", "function": {"name": name}} for name in names]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_allowed_tools_are_called_and_all_are_shown(gateway: RunningGateway, stream: bool) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": _allowed("auto", "now")}
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
+    if stream:
+        deltas = [
+            json.loads(event)["choices"][0]["delta"] for event in gateway.stream("/v1/chat/completions", body)[:-1]
+        ]
+        names = [call["function"]["name"] for delta in deltas for call in delta.get("tool_calls", []) if call.get("id")]
+    else:
+        message = gateway.post("/v1/chat/completions", body)[1]["choices"][0]["message"]
+        names = [call["function"]["name"] for call in message["tool_calls"]]
+        assert "weather" in message["content"]
+    assert names == ["now"]
+    sent = gateway.engines[0].seen.requests[-1]
+    whole = gateway.post("/v1/chat/completions", {**body, "tool_choice": "auto"})
+    assert whole[0] == 200
+    assert gateway.engines[0].seen.requests[-1].input_ids == sent.input_ids
+
+
+def test_a_call_of_an_allowed_tool_can_be_required(gateway: RunningGateway) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": _allowed("required", "now")}
+    gateway.post("/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice})
+    schema = gateway.engines[0].seen.requests[-1].sampling_params.json_schema
+    assert schema is not None and "now" in schema and "weather" not in schema
+    responses = [{"type": "function", "name": tool["function"]["name"]} for tool in TOOLS]
+    flat = {"type": "allowed_tools", "mode": "required", "tools": responses[1:]}
+    status, answer = gateway.post("/v1/responses", {"input": "hi", "tools": responses, "tool_choice": flat})
+    assert (status, answer["tool_choice"]) == (200, flat)
+    assert gateway.engines[0].seen.requests[-1].sampling_params.json_schema == schema
+
+
+@pytest.mark.parametrize("names", [(), ("nope",), ("now", "nope")])
+def test_allowed_tools_are_among_the_tools(gateway: RunningGateway, names: tuple[str, ...]) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": _allowed("auto", *names)}
+    status, answer = gateway.post("/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice})
+    assert (status, answer["error"]["param"]) == (400, "tool_choice")

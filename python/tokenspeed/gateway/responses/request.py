@@ -19,7 +19,16 @@ from tokenspeed.gateway.chat.fields import refuse_by_name
 from tokenspeed.gateway.chat.format import Format
 from tokenspeed.gateway.chat.job import Job
 from tokenspeed.gateway.chat.model import ServedModel
-from tokenspeed.gateway.chat.tool_use import FunctionChoice, FunctionSpec, NamedChoice, ToolChoice, ToolSpec
+from tokenspeed.gateway.chat.tool_use import (
+    AllowedChoice,
+    AllowedFunction,
+    AllowedFunctions,
+    FunctionChoice,
+    FunctionSpec,
+    NamedChoice,
+    ToolChoice,
+    ToolSpec,
+)
 from tokenspeed.gateway.http.errors import ApiError, in_callers_words, invalid, with_flat_tools
 from tokenspeed.gateway.responses.format import ResponsesFormat, Store
 from tokenspeed.gateway.responses.items import Item, as_messages
@@ -46,11 +55,17 @@ class FunctionTool(msgspec.Struct, frozen=True):
     strict: bool | None = None
 
 
-class NamedFunction(msgspec.Struct, frozen=True):
+class NamedFunction(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
     """The function that must be called."""
 
-    type: Literal["function"]
     name: str
+
+
+class AllowedTools(msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools"):
+    """The functions that may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction]
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True):
@@ -89,7 +104,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     conversation: str | ConversationRef | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     metadata: dict[str, str] | None = None
@@ -234,7 +249,10 @@ def _response_format(form: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _tool_choice(request: ResponsesRequest) -> ToolChoice | None:
     choice = request.tool_choice
-    return NamedChoice("function", FunctionChoice(choice.name)) if isinstance(choice, NamedFunction) else choice
+    if isinstance(choice, AllowedTools):
+        allowed = [AllowedFunction("function", FunctionChoice(tool.name)) for tool in choice.tools]
+        return AllowedChoice(AllowedFunctions(choice.mode, allowed))
+    return NamedChoice(FunctionChoice(choice.name)) if isinstance(choice, NamedFunction) else choice
 
 
 def _shown(tool: FunctionTool) -> dict[str, Any]:

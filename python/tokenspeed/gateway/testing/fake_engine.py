@@ -24,7 +24,7 @@ WEIGHT_VERSION = "step-7"
 
 @dataclass(frozen=True)
 class Step:
-    """What one step gives a request. `logprobs` default to -0.5 a token; `top` to the token and its neighbours."""
+    """What one step gives a request. Logprobs are -0.5 a token, -1 one of the prompt, which come with its first."""
 
     tokens: Sequence[int]
     finish: str = ""
@@ -171,6 +171,11 @@ def _batch(rows: Sequence[tuple[_Active, Step]], num_running: int, num_waiting: 
     def wants(active: _Active) -> bool:
         return active.request.return_logprob
 
+    def scored(active: _Active, step: Step) -> list[int]:
+        """Tokens of the prompt that are told with this step."""
+        start = active.request.logprob_start_len
+        return active.request.input_ids[start:] if start >= 0 and active.num_tokens == len(step.tokens) else []
+
     return BatchTokenIDOutSlim(
         rids=[active.request.rid for active, _ in rows],
         output_ids=[list(step.tokens) for _, step in rows],
@@ -180,6 +185,8 @@ def _batch(rows: Sequence[tuple[_Active, Step]], num_running: int, num_waiting: 
         cached_tokens=[step.cached for _, step in rows],
         output_token_logprobs_val=[[-0.5] * len(step.tokens) if wants(active) else [] for active, step in rows],
         output_token_logprobs_idx=[list(step.tokens) if wants(active) else [] for active, step in rows],
+        input_token_logprobs_val=[[None, *[-1.0] * len(scored(*row))][: len(scored(*row))] for row in rows],
+        input_token_logprobs_idx=[scored(*row) for row in rows],
         num_running=num_running,
         num_waiting=num_waiting,
         kv_active_pages=num_running,
