@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import openai
 import pytest
@@ -13,6 +14,7 @@ import torch
 from tests.support.reference import greedy_choices, load_reference
 from tests.support.server import Server
 
+NAMED = [260, 28, 49151]
 PROMPTS = [
     "What is the capital of France?",
     "Write a haiku about the sea.",
@@ -126,14 +128,21 @@ def test_logprobs_of_what_is_generated_and_of_its_rivals_are_those_of_transforme
     plain, num_top = {"max_new_tokens": 24, "ignore_eos": True}, 5
     changed = {"temperature": 1.3, "seed": 4, "repetition_penalty": 1.2, "logit_bias": {"33": 5}}
     for params in ({"temperature": 0} | plain, changed | plain):
-        body = {"text": PROMPTS[0], "sampling_params": params, "return_logprob": True, "top_logprobs_num": num_top}
+        body: dict[str, Any] = {"text": PROMPTS[0], "sampling_params": params, "top_logprobs_num": num_top}
+        body |= {"return_logprob": True, "token_ids_logprob": NAMED, "logprob_start_len": 2}
         prompt_ids = server.post("/v1/tokenize", {"prompt": PROMPTS[0]})[1]["tokens"]
         status, answer = server.post("/generate", body)
         assert status == 200, answer
         info, ids = answer["meta_info"], answer["output_ids"]
         with torch.inference_mode():
-            logits = reference(torch.tensor([prompt_ids + ids]), logits_to_keep=len(ids) + 1).logits[0, :-1]
-        expected = logits.log_softmax(-1)
+            logits = reference(torch.tensor([prompt_ids + ids])).logits[0, :-1]
+        whole = logits.log_softmax(-1)
+        expected = whole[len(prompt_ids) - 1 :]
+        # Position p's scores stand in the row of the token before it.
+        told = info["input_token_ids_logprobs"] + info["output_token_ids_logprobs"]
+        for row, named in zip(whole[1:], told, strict=True):
+            assert [token for _, token, _ in named] == NAMED
+            assert all(abs(value - float(row[token])) < 1e-4 for value, token, _ in named)
         assert [entry[1] for entry in info["output_token_logprobs"]] == ids
         for row, (value, token, _), tops in zip(
             expected, info["output_token_logprobs"], info["output_top_logprobs"], strict=True

@@ -121,7 +121,7 @@ class _Tokens:
 
     def __init__(self, count: int) -> None:
         self.tokens = torch.full((count,), 7, dtype=torch.int32)
-        self.token_logprobs = self.top_values = self.top_ids = self.nan_rows = None
+        self.token_logprobs = self.top_values = self.top_ids = self.chosen = self.nan_rows = None
         self.failures: list[Any] = []
 
 

@@ -19,6 +19,7 @@ from tokenspeed.config.flags import FlagError
 
 TOP_K_OFF = -1
 MAX_LOGPROBS = 20
+MAX_CHOSEN_LOGPROBS = 128
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
@@ -76,6 +77,8 @@ class SamplingParams:
     whole, whatever the cache has of it."""
     prompt_logprob_start: int = 0
     """First position of the prompt that `prompt_logprobs` is for."""
+    token_ids_logprob: tuple[int, ...] = ()
+    """Tokens whose logprobs are told at every position that has `logprobs` or `prompt_logprobs`."""
     allowed_token_ids: tuple[int, ...] = ()
     """Only these may come (and whatever ends the request, if it is among them); () allows all."""
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -106,6 +109,7 @@ class SamplingParams:
         # A lone string and None are spellings of a list; every later reader sees a tuple.
         object.__setattr__(self, "stop", _as_tuple(self.stop, str))
         object.__setattr__(self, "stop_token_ids", _as_tuple(self.stop_token_ids, int))
+        object.__setattr__(self, "token_ids_logprob", _as_tuple(self.token_ids_logprob, int))
         object.__setattr__(self, "allowed_token_ids", _as_tuple(self.allowed_token_ids, int))
         object.__setattr__(self, "bad_words", _as_tuple(self.bad_words, str))
         bad = tuple(_as_tuple(sequence, int) for sequence in _as_tuple(self.bad_token_ids, int))
@@ -178,6 +182,14 @@ class SamplingParams:
         self._validate_constraint()
 
     def _validate_token_lists(self, vocab_size: int) -> None:
+        chosen = self.token_ids_logprob
+        for token in chosen:
+            _check_int("token_ids_logprob", token, 0, vocab_size - 1)
+        if len(chosen) > MAX_CHOSEN_LOGPROBS:
+            message = f"token_ids_logprob has {len(chosen)} ids, at most {MAX_CHOSEN_LOGPROBS}"
+            raise RequestError("token_ids_logprob", "invalid_value", message)
+        if chosen and self.logprobs is None:
+            raise RequestError("token_ids_logprob", "invalid_value", "token_ids_logprob goes with logprobs; give both")
         for token in self.allowed_token_ids:
             _check_int("allowed_token_ids", token, 0, vocab_size - 1)
         if len(self.bad_token_ids) + len(self.bad_words) > MAX_BAD_WORDS:

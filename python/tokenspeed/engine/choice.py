@@ -19,11 +19,13 @@ from tokenspeed.gateway.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A sampled token, its natural-log probability, and the most probable alternatives, best first."""
+    """A sampled token, its natural-log probability, and the most probable alternatives, best first. chosen: of the
+    request's `token_ids_logprob`, in its order."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    chosen: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class ChoiceBuilder:
         self.prompt_tokens, self.cached_tokens = delta.prompt_tokens, delta.cached_tokens
         self.weight_version = delta.weight_version
         if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = _of_prompt(delta.prompt_logprobs)
+            self.prompt_logprobs = _of_prompt(delta.prompt_logprobs, self._params.prompt_logprobs or 0)
         self._token_ids += delta.token_ids
         self._take_logprobs(delta)
         stopped = self._take_text(delta)
@@ -139,12 +141,15 @@ class ChoiceBuilder:
             return
         columns = zip(delta.token_ids, delta.logprobs.values, delta.logprobs.top_ids, delta.logprobs.top_values)
         for token_id, value, top_ids, top_values in columns:
-            self._logprobs.append(TokenLogprob(token_id, value, tuple(zip(top_ids, top_values))))
+            told = tuple(zip(top_ids, top_values))
+            num_top = self._params.logprobs or 0
+            self._logprobs.append(TokenLogprob(token_id, value, told[:num_top], told[num_top:]))
 
 
-def _of_prompt(scores: PromptLogprobs) -> list[TokenLogprob | None]:
+def _of_prompt(scores: PromptLogprobs, num_top: int) -> list[TokenLogprob | None]:
     columns = zip(scores.token_ids, scores.values, scores.top_ids, scores.top_values)
     return [
-        None if value is None else TokenLogprob(token_id, value, tuple(zip(top_ids, top_values)))
+        None if value is None else TokenLogprob(token_id, value, told[:num_top], told[num_top:])
         for token_id, value, top_ids, top_values in columns
+        for told in (tuple(zip(top_ids, top_values)),)
     ]

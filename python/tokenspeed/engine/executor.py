@@ -26,8 +26,8 @@ class StepTokens:
     """A step's result on the host, a row per row of the plan.
 
     token_ids: int32 [R, 1], -1 where a row sampled nothing. num_tokens: int32 [R]. Logprobs, when asked for:
-    token_logprobs float32 [R], top_values float32 [R, n], top_ids int32 [R, n]. failures: (row, why) of rows whose
-    requests cannot go on.
+    token_logprobs float32 [R], top_values float32 [R, n], top_ids int32 [R, n], chosen float32 [R, m]. failures: (row,
+    why) of rows whose requests cannot go on.
     """
 
     token_ids: NDArray[np.int32]
@@ -35,6 +35,7 @@ class StepTokens:
     token_logprobs: NDArray[np.float32] | None
     top_values: NDArray[np.float32] | None
     top_ids: NDArray[np.int32] | None
+    chosen: NDArray[np.float32] | None
     prompt_pieces: list[PromptPiece]
     failures: list[tuple[int, RowFailure]]
 
@@ -122,6 +123,7 @@ class HostOutput:
     token_logprobs: torch.Tensor | None
     top_values: torch.Tensor | None
     top_ids: torch.Tensor | None
+    chosen: torch.Tensor | None
     nan_rows: torch.Tensor | None
     failures: list[tuple[int, RowFailure]]
 
@@ -134,6 +136,7 @@ class HostOutput:
             None if output.token_logprobs is None else _pinned(output.token_logprobs),
             None if output.top_values is None else _pinned(output.top_values),
             None if output.top_ids is None else _pinned(output.top_ids),
+            None if output.chosen is None else _pinned(output.chosen),
             None if output.nan_rows is None else _pinned(output.nan_rows),
             output.failures,
         )
@@ -154,7 +157,7 @@ def to_host(sampled: Sampled) -> StepTokens:
         for request_id, values, top_values, top_ids in sampled.scores
     ]
     if output is None:
-        return StepTokens(token_ids, num_tokens, None, None, None, pieces, [])
+        return StepTokens(token_ids, num_tokens, None, None, None, None, pieces, [])
     token_ids[rows, 0] = output.tokens.numpy()
     num_tokens[rows] = 1
     return StepTokens(
@@ -163,6 +166,7 @@ def to_host(sampled: Sampled) -> StepTokens:
         _spread(output.token_logprobs, rows, sampled.num_rows, np.float32),
         _spread(output.top_values, rows, sampled.num_rows, np.float32),
         _spread(output.top_ids, rows, sampled.num_rows, np.int32),
+        _spread(output.chosen, rows, sampled.num_rows, np.float32),
         pieces,
         _failures(output, rows),
     )

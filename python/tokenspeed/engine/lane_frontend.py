@@ -41,7 +41,6 @@ _ABSENT_FEATURES = {
     "stop_strs": "stop strings in the engine (the gateway matches them)",
 }
 _ABSENT_INPUTS = {
-    "token_ids_logprob": "logprobs of chosen tokens",
     "input_embeds": "embeddings as input",
     "session_params": "sessions",
     "return_hidden_states": "hidden states",
@@ -153,6 +152,7 @@ def _params(request: wire.TokenizedGenerateReqInput) -> SamplingParams:
         logprobs=request.top_logprobs_num if request.return_logprob else None,
         prompt_logprobs=request.top_logprobs_num if scores_prompt else None,
         prompt_logprob_start=request.logprob_start_len if scores_prompt else 0,
+        token_ids_logprob=tuple(request.token_ids_logprob or ()),
         stream_interval=sent.stream_interval or 1,
         json_schema=sent.json_schema,
         regex=sent.regex,

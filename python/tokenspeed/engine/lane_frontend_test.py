@@ -79,13 +79,13 @@ def test_every_spelling_of_greedy_is_greedy(greedy: dict[str, Any]) -> None:
 def test_logprobs_are_asked_for_beside_the_sampling_fields() -> None:
     assert to_add(request(return_logprob=True)).params.logprobs == 0
     assert to_add(request(return_logprob=True, top_logprobs_num=5)).params.logprobs == 5
+    assert to_add(request(return_logprob=True, token_ids_logprob=[5, 6])).params.token_ids_logprob == (5, 6)
 
 
 ABSENT = [
     ({"sampling": {"thinking_budget": 5}}, "thinking_budget"),
     ({"sampling": {"stop_strs": ["x"]}}, "stop_strs"),
     ({"sampling": {"logit_bias": {"x": 1.0}}}, "logit_bias"),
-    ({"token_ids_logprob": [5]}, "token_ids_logprob"),
     ({"return_hidden_states": True}, "return_hidden_states"),
     ({"bootstrap_room": 5}, "bootstrap_room"),
     ({"multimodal_inputs": [1]}, "multimodal_inputs"),

@@ -55,7 +55,7 @@ class ScriptedExecutor:
         token_ids = np.where(plan.samples, drawn, -1).astype(np.int32)[:, None]
         keys = enumerate(zip(plan.request_ids.tolist(), lengths))
         failures = [(row, self.failures[key]) for row, key in keys if key in self.failures]
-        tokens = StepTokens(token_ids, plan.samples.astype(np.int32), None, None, None, [], failures)
+        tokens = StepTokens(token_ids, plan.samples.astype(np.int32), None, None, None, None, [], failures)
         return Watched(tokens, plan.step_id, self.events, self.on_wait)
 
     def close(self) -> None:

@@ -90,7 +90,8 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Logprobs of a request's new tokens: of each, and of the `top_n` most probable alternatives (best first)."""
+    """Logprobs of a request's new tokens: of each, and of the `logprobs` most probable alternatives (best first).
+    Behind them stand those of its `token_ids_logprob`."""
 
     values: list[float]
     top_values: list[list[float]]
@@ -99,7 +100,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Logprobs of the prompt's tokens from position `start` on, each given those before it; None at position 0."""
+    """Logprobs of the prompt's tokens from position `start` on, each given those before it; None at position 0. The
+    rest is as `TokenLogprobs` has it."""
 
     start: int
     token_ids: list[int]

@@ -218,9 +218,14 @@ def _logprobs(record: RequestRecord, tokens: StepTokens, row: int) -> TokenLogpr
     if wanted is None or tokens.token_logprobs is None:
         return None
     values = [float(tokens.token_logprobs[row])]
-    if not wanted or tokens.top_values is None or tokens.top_ids is None:
-        return TokenLogprobs(values, [[]], [[]])
-    return TokenLogprobs(values, [tokens.top_values[row, :wanted].tolist()], [tokens.top_ids[row, :wanted].tolist()])
+    top_values: list[float] = []
+    top_ids: list[int] = []
+    if wanted and tokens.top_values is not None and tokens.top_ids is not None:
+        top_values, top_ids = tokens.top_values[row, :wanted].tolist(), tokens.top_ids[row, :wanted].tolist()
+    chosen = record.params.token_ids_logprob
+    if chosen and tokens.chosen is not None:
+        top_values, top_ids = top_values + tokens.chosen[row, : len(chosen)].tolist(), top_ids + list(chosen)
+    return TokenLogprobs(values, [top_values], [top_ids])
 
 
 def _release(

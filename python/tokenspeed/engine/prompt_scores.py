@@ -20,7 +20,7 @@ class PromptRow:
     """What a step has to score for one row of its plan.
 
     offset: place in the row's query of the first token whose logits are read. targets: int64 [n], the tokens that came
-    after it and its successors. top_n: alternatives to report.
+    after it and its successors. top_n: alternatives to report. chosen: tokens to report behind them.
     """
 
     request_id: int
@@ -28,11 +28,13 @@ class PromptRow:
     offset: int
     targets: NDArray[np.int64]
     top_n: int
+    chosen: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPiece:
-    """Scores of one `PromptRow`, on the host: float32 [n], float32 [n, top_n], int32 [n, top_n]."""
+    """Scores of one `PromptRow`, on the host: float32 [n], float32 [n, k], int32 [n, k], where k counts
+    alternatives and chosen tokens."""
 
     request_id: int
     values: NDArray[np.float32]
@@ -41,12 +43,14 @@ class PromptPiece:
 
 
 class PromptScores:
-    """prompt_ids: int32 [P]. start: the first position asked for; position 0 has no score. top_n: alternatives."""
+    """prompt_ids: int32 [P]. start: the first position asked for; position 0 has no score. top_n, chosen: as a row
+    has them."""
 
-    def __init__(self, prompt_ids: NDArray[np.int32], start: int, top_n: int) -> None:
+    def __init__(self, prompt_ids: NDArray[np.int32], start: int, top_n: int, chosen: tuple[int, ...]) -> None:
         self._prompt_ids = prompt_ids
         self._start = min(start, len(prompt_ids))
         self._top_n = top_n
+        self._chosen = chosen
         self._next = max(1, self._start)
         self._pieces: list[PromptPiece] = []
         self._num_scored = 0
@@ -59,7 +63,7 @@ class PromptScores:
             return None
         first, self._next = self._next, end
         targets = self._prompt_ids[first:end].astype(np.int64)
-        return PromptRow(request_id, row, first - 1 - context_len, targets, self._top_n)
+        return PromptRow(request_id, row, first - 1 - context_len, targets, self._top_n, self._chosen)
 
     def take(self, piece: PromptPiece) -> None:
         """Pieces come in order."""

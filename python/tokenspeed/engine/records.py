@@ -59,7 +59,8 @@ class RequestRecord:
         self.traceparent: str | None = None
         self.prompt_scores: PromptScores | None = None
         if params.prompt_logprobs is not None:
-            self.prompt_scores = PromptScores(prompt_ids, params.prompt_logprob_start, params.prompt_logprobs)
+            start, top_n = params.prompt_logprob_start, params.prompt_logprobs
+            self.prompt_scores = PromptScores(prompt_ids, start, top_n, params.token_ids_logprob)
         self.is_queued = False
         """Whether the scheduler knows it: not while its grammar is compiled."""
         self.num_extra = 0

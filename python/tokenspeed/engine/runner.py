@@ -28,7 +28,7 @@ from tokenspeed.engine.transfer import PinnedTransfer, Transfer, share_memory
 from tokenspeed.grammar import CompiledGrammar
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.models.model import Hidden
-from tokenspeed.sampling import RowFailure
+from tokenspeed.sampling import RowFailure, chosen_logprobs
 from tokenspeed_kernel import api
 
 
@@ -83,9 +83,9 @@ class Sampler(Protocol):
 
 
 class SampleOutput(Protocol):
-    """tokens int32 [S]; logprobs float32 [S], float32 [S, n] and int32 [S, n], and nan_rows bool [S], or None when not
-    asked for. On the device, or in memory of the host that the device writes. failures: (row of S, why) of rows whose
-    requests cannot go on."""
+    """tokens int32 [S]; logprobs float32 [S], float32 [S, n] and int32 [S, n], chosen float32 [S, m] and nan_rows bool
+    [S], or None when not asked for. On the device, or in memory of the host that the device writes. failures: (row of
+    S, why) of rows whose requests cannot go on."""
 
     @property
     def tokens(self) -> torch.Tensor: ...
@@ -95,6 +95,8 @@ class SampleOutput(Protocol):
     def top_values(self) -> torch.Tensor | None: ...
     @property
     def top_ids(self) -> torch.Tensor | None: ...
+    @property
+    def chosen(self) -> torch.Tensor | None: ...
     @property
     def nan_rows(self) -> torch.Tensor | None: ...
     @property
@@ -124,7 +126,7 @@ class StepWork:
 
 
 Scores = tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]
-"""(request id, values float32 [n], top values float32 [n, top_n], top ids int32 [n, top_n]) on the device."""
+"""(request id, values float32 [n], top values float32 [n, k], top ids int32 [n, k]) on the device; as `PromptPiece`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,7 @@ class ModelRunner:
         for at in range(0, len(row.targets), self._scored_at_once):
             piece = slice(at, at + self._scored_at_once)
             logits = self._model.logits(hidden, replace(batch, sample_indices=indices[piece]))
-            parts.append(api.logprobs(logits, targets[piece], row.top_n))
+            parts.append(_with_chosen(logits, row.chosen, api.logprobs(logits, targets[piece], row.top_n)))
         values, top_values, top_ids = (torch.cat(column) for column in zip(*parts))
         return row.request_id, values, top_values, top_ids
 
@@ -287,6 +289,18 @@ class ModelRunner:
         return self._state.tables.shape[1] * self._block_size if self._state.mirrored else arrays.max_kv_len
 
 
+def _with_chosen(
+    logits: torch.Tensor, chosen: tuple[int, ...], scores: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With the tokens that the request names behind the likeliest ones."""
+    if not chosen:
+        return scores
+    values, top_values, top_ids = scores
+    ids = torch.tensor([chosen], dtype=torch.int64).to(logits.device).expand(len(logits), -1)
+    named = chosen_logprobs(logits, ids)
+    return values, torch.cat([top_values, named], 1), torch.cat([top_ids, ids.to(top_ids.dtype)], 1)
+
+
 @dataclass(frozen=True, slots=True)
 class PlainOutput:
     """A `SampleOutput` of tokens alone, which the step itself writes to the host's memory."""
@@ -295,5 +309,6 @@ class PlainOutput:
     token_logprobs: None = None
     top_values: None = None
     top_ids: None = None
+    chosen: None = None
     nan_rows: None = None
     failures: list[tuple[int, RowFailure]] = field(default_factory=list)

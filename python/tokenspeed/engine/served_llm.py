@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -120,7 +120,10 @@ class ServedLLM:
     async def generate_request(self, request: GenerateReqInput) -> AsyncGenerator[Any, None]:
         """Raises RequestError (a ValueError) for what cannot be honoured, EngineDeadError. Leaving it aborts."""
         job = self._job(request)
-        answers = {add.rid: _Answer(builder, self) for add, builder in zip(job.requests, job.builders)}
+        answers = {
+            add.rid: _Answer(builder, self, request.top_logprobs_num)
+            for add, builder in zip(job.requests, job.builders)
+        }
         self.rid_to_state |= {rid: RequestState() for rid in answers}
         try:
             async with aclosing(token_steps(self.engine.frontend, job.requests)) as steps:
@@ -204,16 +207,19 @@ class ServedLLM:
 
 
 class _Answer:
-    """One choice: deltas in, dicts out."""
+    """One choice: deltas in, dicts out. num_top: alternatives that were asked for."""
 
-    def __init__(self, builder: ChoiceBuilder, llm: ServedLLM) -> None:
+    def __init__(self, builder: ChoiceBuilder, llm: ServedLLM, num_top: int) -> None:
         self.ended = False
         self.last: dict[str, Any] | None = None
         self._builder = builder
         self._llm = llm
         self._scores: Scores = []
+        self._num_top = num_top
         self._tops: list[Scores | None] = []
+        self._chosen: list[Scores] = []
         self._prompt_scores: Scores | None = None
+        self._prompt_chosen: list[Scores] = []
 
     def feed(self, delta: Delta, streams: bool) -> dict[str, Any] | None:
         """What to hand on, if anything. Raises RequestError for a rejection."""
@@ -236,8 +242,12 @@ class _Answer:
         }
         if delta.logprobs is not None or self._scores:
             meta |= {"output_token_logprobs": self._scores, "output_top_logprobs": self._tops}
+        if any(self._chosen):
+            meta["output_token_ids_logprobs"] = self._chosen
         if self._prompt_scores is not None:
             meta["input_token_logprobs"] = self._prompt_scores
+        if any(self._prompt_chosen):
+            meta["input_token_ids_logprobs"] = self._prompt_chosen
         token_ids = delta.token_ids if streams else result.token_ids
         text = self._builder.new_text if streams else result.text
         self.last = {"index": self._builder.index, "text": text, "output_ids": token_ids, "meta_info": meta}
@@ -248,10 +258,18 @@ class _Answer:
             found = delta.logprobs
             self._scores += [(value, token, None) for value, token in zip(found.values, delta.token_ids)]
             for values, tokens in zip(found.top_values, found.top_ids):
-                self._tops.append([(value, token, None) for value, token in zip(values, tokens)] or None)
+                told = _scores_of(values, tokens)
+                self._tops.append(told[: self._num_top] or None)
+                self._chosen.append(told[self._num_top :])
         if delta.prompt_logprobs is not None:
             prompt = delta.prompt_logprobs
-            self._prompt_scores = [(value, token, None) for value, token in zip(prompt.values, prompt.token_ids)]
+            self._prompt_scores = _scores_of(prompt.values, prompt.token_ids)
+            tops = zip(prompt.top_values, prompt.top_ids)
+            self._prompt_chosen = [_scores_of(values, tokens)[self._num_top :] for values, tokens in tops]
+
+
+def _scores_of(values: Sequence[float | None], token_ids: Sequence[int]) -> Scores:
+    return [(value, token, None) for value, token in zip(values, token_ids)]
 
 
 def _finish(reason: str | None, matched: str | int | None, delta: Delta) -> dict[str, Any] | None:
@@ -268,7 +286,6 @@ def _refuse_absent(request: GenerateReqInput) -> None:
     absent = {
         "mm_inputs": (request.precomputed_multimodal_inputs is not None, "an encoder tower"),
         "bootstrap_room": (request.bootstrap_room is not None, "prefill/decode disaggregation"),
-        "token_ids_logprob": (bool(request.token_ids_logprob), "logprobs of chosen tokens"),
     }
     for name, (present, what) in absent.items():
         if present:
@@ -285,6 +302,7 @@ def _params(request: GenerateReqInput) -> Mapping[str, Any]:
     values.pop("no_stop_trim", None)
     if isinstance(values.get("logit_bias"), Mapping):
         values["logit_bias"] = bias_by_token(values["logit_bias"])
+    values["token_ids_logprob"] = request.token_ids_logprob
     if request.return_logprob:
         values["logprobs"] = request.top_logprobs_num
         if request.logprob_start_len >= 0:

@@ -108,6 +108,16 @@ def test_what_cannot_be_honoured_is_a_value_error_that_names_it(
     assert isinstance(refused.value, ValueError)
 
 
+def test_logprobs_of_named_tokens_stand_in_the_meta_info(llm: ServedLLM) -> None:
+    named = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1, "token_ids_logprob": [9, 4]}
+    meta = collect(llm, request("named", **named))[-1]["meta_info"]
+    for way in ("output", "input"):
+        rows = meta[f"{way}_token_ids_logprobs"][way == "input" :]
+        assert rows and all([token for _, token, _ in row] == [9, 4] for row in rows)
+    assert all(len(row) == 1 for row in meta["output_top_logprobs"])
+    assert "output_token_ids_logprobs" not in collect(llm, request("plain", return_logprob=True))[-1]["meta_info"]
+
+
 def test_an_id_that_runs_is_refused(llm: ServedLLM) -> None:
     async def run() -> None:
         stream = llm.generate_request(request("same", params={"max_new_tokens": 900}, stream=True))

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from tokenspeed.config.sampling import SamplingParams
+from tokenspeed.sampling.chosen import ChosenTokens
 from tokenspeed.sampling.custom import load_processor
 from tokenspeed.sampling.host_rules import HostRules, Masked
 from tokenspeed.sampling.rules import (
@@ -54,7 +55,9 @@ class SampleOutput:
     """Of S rows, on the device.
 
     tokens: int32 [S]. token_logprobs: float32 [S], None when not asked for; top_values float32 and top_ids int32
-    [S, n], likeliest first. Log-probabilities are of the model's own logits, before any of the request's changes.
+    [S, n], likeliest first. chosen: float32 [S, m], of the tokens that a row's request names, in its order, from the
+    first column on; None where none names any. Log-probabilities are of the model's own logits, before any of the
+    request's changes.
     nan_rows: bool [S], whose logits held a NaN; None when nobody looked. failures: (row, why) of rows that the host
     knows to have no token. What these rows have as a token means nothing.
     """
@@ -63,6 +66,7 @@ class SampleOutput:
     token_logprobs: torch.Tensor | None
     top_values: torch.Tensor | None
     top_ids: torch.Tensor | None
+    chosen: torch.Tensor | None
     nan_rows: torch.Tensor | None
     failures: list[tuple[int, RowFailure]]
 
@@ -78,6 +82,7 @@ class Sampler:
         self._params = SlotParams(config.num_slots, config.device)
         self._biases = TokenLists(config.num_slots, config.device)
         self._stops = TokenLists(config.num_slots, config.device)
+        self._chosen = ChosenTokens(config.device)
         self._rules = HostRules(config.num_slots, config.vocab_size, config.device)
         self._one = torch.ones((), dtype=torch.int32, device=config.device)
         table = (config.num_slots, config.vocab_size)
@@ -114,6 +119,7 @@ class Sampler:
         stops: Sequence[int] = []
         if Feature.MIN_TOKENS in features:
             stops = sorted(self._eos) if held_back else self._barred_tokens(params)
+        self._chosen.set(slot, params.token_ids_logprob)
         self._stops.set(slot, stops, [float("-inf")] * len(stops))
         self._rules.set(slot, rules, output_ids.tolist())
         if Feature.PENALTIES in features:
@@ -147,7 +153,7 @@ class Sampler:
             logits = logits.masked_fill(nan_rows[:, None], 0.0)
         if features == 0:
             tokens = logits.argmax(dim=1).int()
-            return self._reported(logits, tokens, num_logprobs, nan_rows, [])
+            return self._reported(logits, tokens, at_host, num_logprobs, nan_rows, [])
         changes_logits = features & ~Feature.NOISE
         raw = logits.clone() if changes_logits and num_logprobs is not None else logits
         tokens = self._draw(logits, slots, positions, at_host, features, masked)
@@ -156,7 +162,7 @@ class Sampler:
             # Every row is counted; only penalised requests, whose counts were cleared when they came, read theirs.
             self._output_counts.index_put_((slots, tokens.long()), self._one, accumulate=True)
         failures = [] if masked is None else masked.failures()
-        return self._reported(raw, tokens, num_logprobs, nan_rows, failures)
+        return self._reported(raw, tokens, at_host, num_logprobs, nan_rows, failures)
 
     def plain_draw(self, host_slots: NDArray[np.int64], num_logprobs: int | None) -> bool | None:
         """How `draw` serves a batch of these slots: with noise (True) or without; None when it takes `sample`.
@@ -208,13 +214,15 @@ class Sampler:
         self,
         raw: torch.Tensor,
         tokens: torch.Tensor,
+        host_slots: NDArray[np.int64],
         num_logprobs: int | None,
         nan_rows: torch.Tensor | None,
         failures: list[tuple[int, RowFailure]],
     ) -> SampleOutput:
         if num_logprobs is None:
-            return SampleOutput(tokens, None, None, None, nan_rows, failures)
-        return SampleOutput(tokens, *api.logprobs(raw, tokens, num_logprobs), nan_rows, failures)
+            return SampleOutput(tokens, None, None, None, None, nan_rows, failures)
+        chosen = self._chosen.logprobs(raw, host_slots)
+        return SampleOutput(tokens, *api.logprobs(raw, tokens, num_logprobs), chosen, nan_rows, failures)
 
     def _barred_tokens(self, params: SamplingParams) -> Sequence[int]:
         """What would end the request."""

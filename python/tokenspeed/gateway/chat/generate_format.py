@@ -24,7 +24,7 @@ _DONE = b"data: [DONE]\n\n"
 class GenerateShape:
     """ids: the request's id of each choice. prompt_lens: tokens of each prompt. n: choices of each prompt. batched: the
     client sent a list, or asked for several choices, and gets one. logprobs: None, or whether texts stand beside
-    them."""
+    them. num_top: alternatives of each; behind them, where `chosen`, come the tokens that the client named."""
 
     ids: Sequence[str]
     prompt_lens: Sequence[int]
@@ -32,6 +32,7 @@ class GenerateShape:
     batched: bool
     logprobs: bool | None
     num_top: int
+    chosen: bool
 
 
 @dataclass
@@ -42,6 +43,7 @@ class _Told:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[list[Any]] = field(default_factory=list)
     tops: list[list[list[Any]]] = field(default_factory=list)
+    chosen: list[list[list[Any]]] = field(default_factory=list)
 
 
 class GenerateFormat:
@@ -89,9 +91,14 @@ class GenerateFormat:
         for entry in piece.logprobs:
             told.logprobs.append(self._entry(entry.token_id, entry.logprob))
             told.tops.append(self._tops(entry))
+            if self._shape.chosen:
+                told.chosen.append(self._chosen(entry))
 
     def _tops(self, entry: TokenLogprob | PromptScore) -> list[list[Any]]:
-        return [self._entry(token_id, logprob) for token_id, logprob in entry.top]
+        return [self._entry(token_id, logprob) for token_id, logprob in entry.top[: self._shape.num_top]]
+
+    def _chosen(self, entry: TokenLogprob | PromptScore) -> list[list[Any]]:
+        return [self._entry(token_id, logprob) for token_id, logprob in entry.top[self._shape.num_top :]]
 
     def _entry(self, token_id: int, logprob: float | None) -> list[Any]:
         return [logprob, token_id, self._tokenizer.token_text(token_id) if self._shape.logprobs else None]
@@ -111,10 +118,14 @@ class GenerateFormat:
         if shape.logprobs is not None:
             info["output_token_logprobs"] = told.logprobs
             info["output_top_logprobs"] = told.tops if shape.num_top else None
+            if shape.chosen:
+                info["output_token_ids_logprobs"] = told.chosen
         scores = self._prompt_scores.get(choice // shape.n)
         if scores is not None:
             info["input_token_logprobs"] = [self._entry(score.token_id, score.logprob) for score in scores]
             info["input_top_logprobs"] = list(map(self._tops, scores)) if shape.num_top else None
+            if shape.chosen:
+                info["input_token_ids_logprobs"] = list(map(self._chosen, scores))
         result: dict[str, Any] = {"text": told.text, "output_ids": told.token_ids, "meta_info": info}
         return {"index": choice, **result} if shape.batched else result
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from tokenspeed.config.sampling import RequestError, SamplingParams
 from tokenspeed.gateway.chat.choice import TextRules
 from tokenspeed.gateway.chat.completion_request import MAX_PROMPTS
 from tokenspeed.gateway.chat.fields import (
@@ -23,7 +24,7 @@ from tokenspeed.gateway.chat.fields import (
 from tokenspeed.gateway.chat.generate_format import GenerateFormat, GenerateShape
 from tokenspeed.gateway.chat.job import Job, check_room
 from tokenspeed.gateway.chat.model import ServedModel
-from tokenspeed.gateway.http.errors import ApiError, in_callers_words, invalid
+from tokenspeed.gateway.http.errors import ApiError, from_request_error, in_callers_words, invalid
 
 DEFAULT_MAX_TOKENS = 128
 _OUTSIDE = {"model", "stream", "stream_options", "priority", "cache_salt", "data_parallel_rank"}
@@ -42,6 +43,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     return_logprob: bool | None = None
     top_logprobs_num: int | None = None
+    token_ids_logprob: list[int] | None = None
     return_text_in_logprobs: bool | None = None
     logprob_start_len: int | None = None
     priority: int | None = None
@@ -69,6 +71,10 @@ async def _job(request: GenerateRequest, model: ServedModel, request_id: str) ->
     sampling = model.sampling.of(fields, asked_top, model.max_model_len)
     if request.return_logprob and start >= 0:
         sampling = sampling.replace(prompt_logprobs=num_top, prompt_logprob_start=start)
+    chosen = tuple(request.token_ids_logprob or ())
+    if chosen:
+        sampling = sampling.replace(token_ids_logprob=chosen)
+        _check_chosen(sampling.params, model)
     params = sampling.params
     prompts, batched = await _prompts(request, model)
     if request.return_logprob and start >= min(map(len, prompts)):
@@ -79,7 +85,7 @@ async def _job(request: GenerateRequest, model: ServedModel, request_id: str) ->
     ids = [rid] if len(prompts) * params.n == 1 else [f"{rid}-{i}" for i in range(len(prompts) * params.n)]
     logprobs = bool(request.return_text_in_logprobs) if request.return_logprob else None
     lengths = [len(prompt) for prompt in prompts]
-    shape = GenerateShape(ids, lengths, params.n, batched or params.n > 1, logprobs, num_top)
+    shape = GenerateShape(ids, lengths, params.n, batched or params.n > 1, logprobs, num_top, bool(chosen))
     return Job(
         # The engine's id is our own: a client's may be in use.
         request_id=f"gen-{request_id}",
@@ -103,6 +109,13 @@ async def _job(request: GenerateRequest, model: ServedModel, request_id: str) ->
         stream=bool(request.stream),
         names={**caller_names(fields), "prompt": _source(request)},
     )
+
+
+def _check_chosen(params: SamplingParams, model: ServedModel) -> None:
+    try:
+        params.validate(model.tokenizer.size, model.max_model_len)
+    except RequestError as error:
+        raise from_request_error(error, {"logprobs": "return_logprob"}) from None
 
 
 def _sampling_fields(request: GenerateRequest) -> SamplingFields:

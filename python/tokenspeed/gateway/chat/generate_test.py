@@ -67,6 +67,20 @@ def test_a_stream_tells_the_text_so_far_and_ends_with_the_whole_answer(gateway: 
     assert [len(top) for top in info["output_top_logprobs"]] == [2] * len(info["output_token_logprobs"])
 
 
+def test_named_tokens_have_their_logprobs_beside_the_likeliest(gateway: RunningGateway) -> None:
+    body = {"text": "abc", "return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [9, 5]}
+    status, answer = gateway.post("/generate", body)
+    assert status == 200, answer
+    assert gateway.engines[0].seen.requests[-1].token_ids_logprob == [9, 5]
+    info = answer["meta_info"]
+    assert [len(top) for top in info["output_top_logprobs"]] == [2] * len(info["output_token_logprobs"])
+    assert info["output_token_ids_logprobs"] == [[[-2.5, 9, None], [-3.5, 5, None]]] * len(info["output_top_logprobs"])
+    last = json.loads(gateway.stream("/generate", body)[-2])["meta_info"]
+    assert last["output_token_ids_logprobs"] == info["output_token_ids_logprobs"]
+    plain = gateway.post("/generate", {"text": "abc", "return_logprob": True})[1]["meta_info"]
+    assert "output_token_ids_logprobs" not in plain
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -78,6 +92,11 @@ def test_a_stream_tells_the_text_so_far_and_ends_with_the_whole_answer(gateway: 
         ({"text": "a", "sampling_params": {"temperature": "hot"}}, "sampling_params.temperature"),
         ({"text": "a", "sampling_params": {"beam_width": 3}}, "sampling_params.beam_width"),
         ({"text": "a", "logprob_start_len": -2}, "logprob_start_len"),
+        ({"text": "a", "token_ids_logprob": [5]}, "token_ids_logprob"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [999999]}, "token_ids_logprob"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [-1]}, "token_ids_logprob"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [5] * 1000}, "token_ids_logprob"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": "x"}, "token_ids_logprob"),
         ({"text": "a", "sampling_params": {"prompt_logprobs": 1}}, "sampling_params.prompt_logprobs"),
         ({"text": "a", "lora_path": "x"}, "lora_path"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens"),

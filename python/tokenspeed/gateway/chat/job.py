@@ -107,7 +107,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             return_logprob=wants,
             logprob_start_len=-1 if params.prompt_logprobs is None else params.prompt_logprob_start,
             top_logprobs_num=max(params.logprobs or 0, params.prompt_logprobs or 0),
-            token_ids_logprob=None,
+            token_ids_logprob=list(params.token_ids_logprob) or None,
             stream=self.stream,
         )
         more = dict(self.handling.columns)

@@ -166,7 +166,8 @@ class FakeEngine:
 def _batch(rows: Sequence[tuple[_Active, Step]], num_running: int, num_waiting: int) -> BatchTokenIDOutSlim:
     def tops(active: _Active, step: Step) -> list[list[int]]:
         width = active.request.top_logprobs_num
-        return [[token + i for i in range(width)] for token in step.tokens]
+        named = active.request.token_ids_logprob or []
+        return [[*(token + i for i in range(width)), *named] for token in step.tokens]
 
     def wants(active: _Active) -> bool:
         return active.request.return_logprob

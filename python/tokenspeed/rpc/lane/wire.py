@@ -218,12 +218,13 @@ class BatchTokenIDOutSlim(msgspec.Struct, array_like=True, frozen=True, tag="Bat
     """HTTP status for an `abort`; null or 0 when there is none."""
     finished_messages: list[str | None] = []
     output_top_logprobs_val: list[list[list[float]]] = []
-    """Per new token, the logprobs of the `top_logprobs_num` most probable tokens, best first."""
+    """Per new token, the logprobs of the `top_logprobs_num` most probable tokens, best first, then of the request's
+    `token_ids_logprob` in its order."""
     output_top_logprobs_idx: list[list[list[int]]] = []
     matched_stops: list[int | None] = []
     """The stop or end-of-text token that ended the request."""
     input_top_logprobs_val: list[list[list[float]]] = []
-    """As `input_token_logprobs_val`: the most probable tokens at each of those positions, best first."""
+    """As `input_token_logprobs_val`: those of the same kinds at each of those positions."""
     input_top_logprobs_idx: list[list[list[int]]] = []
     weight_versions: list[str | None] = []
     """The name of the weights that serve when the row is told."""

@@ -108,7 +108,6 @@ def _refuse_absent(request: pb.GenerateRequest) -> None:
         "mm_inputs": (bool(request.mm_inputs.items), "images, video or audio"),
         "encode_bootstrap_info": (request.HasField("encode_bootstrap_info"), "encoders in other processes"),
         "kv_bootstrap_info": (request.HasField("kv_bootstrap_info"), "prefill/decode disaggregation"),
-        "token_ids_logprob": (bool(request.token_ids_logprob), "logprobs of chosen tokens"),
     }
     for field, (present, what) in absent.items():
         if present:
@@ -135,6 +134,7 @@ def _params(request: pb.GenerateRequest, defaults: Mapping[str, float], admissio
         logprobs=request.top_logprobs_num if request.return_logprob else None,
         prompt_logprobs=request.top_logprobs_num if scores_prompt else None,
         prompt_logprob_start=request.logprob_start_len if scores_prompt else 0,
+        token_ids_logprob=tuple(request.token_ids_logprob),
         stream_interval=sent.stream_interval or admission.stream_interval,
         reasoning_end=sent.reasoning_end if sent.HasField("reasoning_end") else None,
         allowed_token_ids=tuple(sent.allowed_token_ids),

@@ -117,6 +117,28 @@ def test_logprobs_of_a_prompt_come_once_and_are_those_of_the_engine(served: Serv
     assert list(whole.complete.prompt_logprobs.token_logprobs) == pytest.approx(values[1:], abs=1e-4)
 
 
+@pytest.mark.parametrize("streams", [True, False])
+def test_logprobs_of_named_tokens_stand_behind_the_likeliest(served: Served, streams: bool) -> None:
+    params = {"temperature": 0.0, "max_new_tokens": 3, "logprobs": 1, "prompt_logprobs": 1, "token_ids_logprob": [9, 4]}
+    expected = served.engine.generate(PROMPT, params)[0]
+    fields: dict[str, Any] = {
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 1,
+        "token_ids_logprob": [9, 4],
+    }
+    responses = answers(served, request(served.engine, stream=streams, params={"max_new_tokens": 3}, **fields))
+    parts = [getattr(r, str(r.WhichOneof("response"))) for r in responses]
+    outputs = [best for part in parts for best in part.output_logprobs.top_logprobs]
+    prompts = [best for part in parts for best in part.prompt_logprobs.top_logprobs]
+    assert expected.logprobs is not None and expected.prompt_logprobs is not None
+    for told, scores in ((outputs, expected.logprobs), (prompts[1:], expected.prompt_logprobs[1:])):
+        for best, entry in zip(told, scores, strict=True):
+            assert entry is not None
+            assert list(best.token_ids) == [token for token, _ in (*entry.top, *entry.chosen)]
+            assert list(best.values) == pytest.approx([value for _, value in (*entry.top, *entry.chosen)], abs=1e-4)
+
+
 def test_choices_differ_and_the_first_is_that_of_a_single_request(served: Served) -> None:
     params = {"temperature": 1.0, "sampling_seed": 7, "max_new_tokens": 8}
     responses = answers(served, request(served.engine, params=params | {"n": 3}))
@@ -184,6 +206,7 @@ def test_a_schema_constrains_the_answer(served: Served) -> None:
         ("request_id", {"request_id": ""}),
         ("regex", {"params": {"regex": "("}}),
         ("token_ids_logprob", {"token_ids_logprob": [1]}),
+        ("token_ids_logprob", {"token_ids_logprob": [2**31], "return_logprob": True}),
         ("data_parallel_rank", {"data_parallel_rank": 3}),
         ("kv_bootstrap_info", {"kv_bootstrap_info": pb.KvBootstrapInfo(bootstrap_room=1)}),
         ("mm_inputs", {"mm_inputs": pb.MultimodalInputs(items=[pb.MultimodalItem()])}),
