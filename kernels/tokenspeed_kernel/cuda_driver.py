@@ -176,6 +176,16 @@ def swizzled_heads(tokens: torch.Tensor, box_heads: int, box_tokens: int) -> Ten
     return _encode(tokens.data_ptr(), sizes, strides, (64, box_heads, box_tokens))
 
 
+def swizzled_panels(rows: torch.Tensor, *box: int) -> TensorMap:
+    """How to copy boxes of whole rows out of [..., D] of 2-byte floats, D a multiple of 64; `box`: from the last
+    dimension but one on, how many of each. A row comes as it lies, each 64 columns of it a row of 128 bytes in shared
+    memory, whose 16-byte pieces lie permuted (hopper.cuh)."""
+    panels = rows.shape[-1] // 64
+    sizes = (64, panels, *rows.shape[-2::-1])
+    strides = (128, *(2 * stride for stride in rows.stride()[-2::-1]))
+    return _encode(rows.data_ptr(), sizes, strides, (64, panels, *box))
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def _encode(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> TensorMap:
     """sizes: elements, the innermost dimension first. strides: bytes, of every dimension but that."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tokenspeed_kernel import cuda_driver
-from tokenspeed_kernel.attention import cuda_paged, cuda_plan
+from tokenspeed_kernel.attention import cuda_mla, cuda_paged, cuda_plan
 from tokenspeed_kernel.cuda_driver import Image, fatbin_for, read_fatbin
 from tokenspeed_kernel.cuda_memory import _Memory
 from tokenspeed_kernel.gemm import cuda_invariant, cuda_skinny, cuda_stream, cuda_wide
@@ -26,6 +26,8 @@ NAMES = [
     "decode_attention",
     "decode_plan",
     "latent_attention",
+    "latent_decode",
+    "latent_plan",
     "norm_rope_store",
     "prefill_attention",
     "prefill_plan",
@@ -117,6 +119,8 @@ def names_in(fatbin: str) -> bytes:
         ),
         ("decode_plan", ["decode_plan"]),
         ("latent_attention", ["latent_decode_bf16", "latent_prefill_bf16"]),
+        ("latent_decode", ["latent_decode_few_bf16"]),
+        ("latent_plan", ["latent_plan"]),
         ("prefill_attention", ["prefill_attention_bf16"]),
         ("prefill_plan", ["prefill_plan"]),
         ("sample", ["sample_rows"]),
@@ -312,16 +316,17 @@ def test_attention_of_a_usual_model_is_cuda_on_hopper_and_triton_elsewhere(fatbi
 
 
 def test_latent_attention_of_deepseeks_sizes_is_cuda_on_hopper_and_triton_elsewhere(fatbin: Path) -> None:
-    def winner(platform: Platform, latent_dim: int) -> list[str]:
+    def winner(platform: Platform, latent_dim: int, block_size: int = 64) -> list[str]:
         told = explain(
             "attention.mla", platform=platform, device="cuda", dtype=torch.bfloat16, kv_dtype=torch.bfloat16,
-            latent_dim=latent_dim, key_dim=64, block_size=64,
+            latent_dim=latent_dim, key_dim=64, block_size=block_size,
         )  # fmt: skip
         return [name for name, verdict, _ in told if verdict == "chosen"]
 
-    for name in ("decode_plan", "prefill_plan", "latent_attention"):
+    for name in cuda_mla.FATBINS:
         names_in(name)
-    assert winner(HOPPER, 512) == ["cuda_bf16"]
+    assert winner(HOPPER, 512) == winner(HOPPER, 512, 16) == ["cuda_bf16"]
+    assert winner(HOPPER, 512, 8) == ["triton"]
     assert winner(HOPPER, 256) == winner(Platform("x86_64", frozenset(), (8, 0), "A"), 512) == ["triton"]
 
 

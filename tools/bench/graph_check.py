@@ -22,6 +22,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense, fp8 cache": ("qwen3-0.6b", {"kv_cache_dtype": "fp8_e4m3"}),
     "experts": ("qwen3-moe-small", {}),
     "latent attention": ("deepseek-small", {}),
+    "latent attention, 128 heads": ("deepseek-small", {"hf_overrides": '{"num_attention_heads": 128}'}),
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

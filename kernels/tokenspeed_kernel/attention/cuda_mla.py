@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Multi-head latent attention on Hopper by our CUDA kernel, for DeepSeek's 512 + 64 numbers a token.
+"""Multi-head latent attention on Hopper by our CUDA kernels, for DeepSeek's 512 + 64 numbers a token.
 
 A launch for the rows of one query and one for the others, planned once a step as those of `cuda_paged`, with whom it
 shares counters; calls on one device must follow each other on one stream. A row's sums depend on the batch in their
-order. Rows of one query whose heads fit in one tile are Triton's, which was measured to read them as fast or faster.
+order. Rows of one query have a kernel of their own up to sixteen heads (latent_decode.cu), where reading the cache is
+what takes time; more heads and prompts fill tiles of 64 queries (latent_attention.cu).
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ import torch
 from tokenspeed_kernel.attention import cuda_plan
 from tokenspeed_kernel.attention.cuda_plan import DecodeCut, PrefillCut, addresses
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
-from tokenspeed_kernel.attention.triton_mla import attend_decodes
-from tokenspeed_kernel.cuda_driver import CudaModule, fatbin_for, swizzled_heads, swizzled_rows
+from tokenspeed_kernel.cuda_driver import CudaModule, fatbin_for, swizzled_heads, swizzled_panels, swizzled_rows
 from tokenspeed_kernel.registry import Band, Platform, cuda, kernel
 
 _LOG2E = 1.4426950408889634
 _LATENT, _KEY = 512, 64
 _QUERIES = 64
 _KEY_TILE = 64
-_THREADS = 384
+_THREADS = 384  # of either
 _SHARED_BYTES = 232_448  # three tiles of 72 KB, weights on their way, and room to begin at a multiple of 1,024
-_FATBINS = ("decode_plan", "prefill_plan", "latent_attention")
+_FEW_HEADS = 16
+_CHUNK_KEYS = 16
+_FEW_SHARED_BYTES = 226_304  # twelve chunks of 18 KB, weights, and room as above
+# What adding up a part costs by what multiplying a tile does, a head: see DecodeCut.
+_SHARE_PER_HEAD, _FEW_SHARE = 0.01, 0.4
+FATBINS = ("decode_plan", "prefill_plan", "latent_plan", "latent_attention", "latent_decode")
 
 _KERNELS = CudaModule("latent_attention", _SHARED_BYTES)
+_FEW = CudaModule("latent_decode", _FEW_SHARED_BYTES)
 
 
 class _LatentShape(ctypes.Structure):
@@ -43,8 +49,18 @@ class _LatentShape(ctypes.Structure):
     )
 
 
+class _FewShape(ctypes.Structure):
+    """FewShape of latent_decode.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("num_heads", "block_size")),
+        ("scale", ctypes.c_float),
+        ("table_stride", ctypes.c_int64),
+    )
+
+
 def _all_built(platform: Platform) -> str | None:
-    return next((reason for name in _FATBINS if (reason := fatbin_for(name)(platform))), None)
+    return next((reason for name in FATBINS if (reason := fatbin_for(name)(platform))), None)
 
 
 def _sixteens(block_size: int) -> bool:
@@ -74,10 +90,11 @@ def latent_attention(
     out = torch.empty(tokens, num_heads, latent_dim, dtype=q.dtype, device=q.device)
     heads = min(num_heads, _QUERIES)
     head_tiles, cores = -(-num_heads // heads), cuda_plan.num_cores(q.device)
-    if meta.num_decode_rows and num_heads <= _QUERIES:
-        attend_decodes(q, cache, meta, scale, out)
+    if meta.num_decode_rows and num_heads <= _FEW_HEADS:
+        _decode_few(q, cache, meta, scale, out, cores)
     elif meta.num_decode_rows:
-        _decode(q, cache, meta, scale, out, DecodeCut(cache.shape[1], max(1, cores // head_tiles)))
+        slots, least = max(1, cores // head_tiles), _SHARE_PER_HEAD * heads
+        _decode(q, cache, meta, scale, out, DecodeCut(cache.shape[1], slots, least_share=least))
     if meta.num_decode_rows < meta.kv_lens.shape[0]:
         _prefill(q, cache, meta, scale, out, PrefillCut(_QUERIES // heads, head_tiles, 0))
     return out
@@ -100,6 +117,18 @@ def _decode(
         arguments = (*maps, *addresses(*tensors, cuda_plan.counters(q.device)), shape)
         blocks = plan.most_items * -(-num_heads // heads)
         _KERNELS.launch("latent_decode_bf16", q.device, blocks, _THREADS, arguments)
+
+
+def _decode_few(
+    q: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, scale: float, out: torch.Tensor, blocks: int
+) -> None:
+    num_heads, plan = q.shape[1], cuda_plan.latent_plan(meta, blocks, _FEW_SHARE)
+    partial = torch.empty(2 * blocks, num_heads, _LATENT, dtype=torch.float32, device=q.device)
+    stats = torch.empty(2 * blocks, num_heads, 2, dtype=torch.float32, device=q.device)
+    shape = _FewShape(num_heads, cache.shape[1], scale * _LOG2E, meta.block_tables.stride(0))
+    maps = (swizzled_panels(q, num_heads, 1), swizzled_panels(cache.view(-1, _LATENT + _KEY), _CHUNK_KEYS))
+    tensors = (plan, meta.block_tables, meta.kv_lens, out, partial, stats, cuda_plan.counters(q.device))
+    _FEW.launch("latent_decode_few_bf16", q.device, blocks, _THREADS, (*maps, *addresses(*tensors), shape))
 
 
 def _prefill(

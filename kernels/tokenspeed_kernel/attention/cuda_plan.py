@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """What the CUDA kernels of paged attention work out once a step for all its layers, on the device.
 
-csrc/cuda/decode_plan.cu finds rows that share a prefix and cuts keys into parts, prefill_plan.cu orders tiles of
-queries by length. Their results live as long as the step's metadata, which keeps them. Sizes of memory and grids depend
-on host integers only, so a captured step holds the plan's kernel and plans anew each time it is played.
+csrc/cuda/decode_plan.cu finds rows that share a prefix and cuts keys into parts, latent_plan.cu gives blocks equal
+shares of latents, prefill_plan.cu orders tiles of queries by length. Their results live as long as the step's metadata,
+which keeps them. Sizes of memory and grids depend on host integers only, so a captured step holds the plan's kernel and
+plans anew each time it is played.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _DECODE_COUNTER, _QUEUE = _SCRATCH - 1, _SCRATCH - 3
 
 _DECODE = CudaModule("decode_plan")
 _PREFILL = CudaModule("prefill_plan")
+_LATENT = CudaModule("latent_plan")
 
 
 _DECODE_SHAPE = ("num_rows", "block_size", "slots", "rows_per_tile", "most_shared", "least_saved")
@@ -40,6 +42,7 @@ class _DecodePlanShape(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int) for name in _DECODE_SHAPE),
+        ("least_share", ctypes.c_float),
         ("table_stride", ctypes.c_int64),
     )
 
@@ -53,15 +56,23 @@ class _PrefillPlanShape(ctypes.Structure):
     )
 
 
+class _LatentPlanShape(ctypes.Structure):
+    """LatentPlanShape of latent_plan.cu."""
+
+    _fields_ = (("num_rows", ctypes.c_int), ("num_blocks", ctypes.c_int), ("least_share", ctypes.c_float))
+
+
 @dataclass(frozen=True)
 class DecodeCut:
     """How decoding cuts its rows. slots: parts of rows that run at once. rows_per_tile: rows of a group that read its
-    keys together; 0: rows that share blocks read them apart. least_saved: tokens that a group must save."""
+    keys together; 0: rows that share blocks read them apart. least_saved: tokens that a group must save. least_share: a
+    part has at least the root of this times the longest row's tiles, for parts are added up by one block."""
 
     block_size: int
     slots: int
     rows_per_tile: int = 0
     least_saved: int = 0
+    least_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -119,6 +130,20 @@ def prefill_plans(meta: AttentionMetadata, cut: PrefillCut, num_tokens: int) -> 
     return plans
 
 
+def latent_plan(meta: AttentionMetadata, num_blocks: int, least_share: float) -> torch.Tensor:
+    """How blocks share the keys of the step's decode rows: int32, as latent_plan.cuh describes it; made at the
+    first call of a step. least_share: as of DecodeCut."""
+    key = ("latent", num_blocks, least_share)
+    if key not in meta.plans:
+        rows, device = meta.num_decode_rows, meta.kv_lens.device
+        memory = torch.empty(4 + num_blocks + rows + 1, dtype=torch.int32, device=device)
+        shape = _LatentPlanShape(rows, num_blocks, least_share)
+        _LATENT.launch("latent_plan", device, 1, 1024, (*addresses(meta.kv_lens, memory), shape))
+        meta.plans[key] = memory
+    plan: torch.Tensor = meta.plans[key]
+    return plan
+
+
 def counters(device: torch.device) -> torch.Tensor:
     """int32 zeros that every launch leaves so; the last three are the plan's and the queue of prefill jobs."""
     return _counters(device)
@@ -155,7 +180,7 @@ def _plan_decode(meta: AttentionMetadata, cut: DecodeCut, first_row: int, num_ro
     memory = torch.empty(before_items + 4 * (own + shared), dtype=torch.int32, device=device)
     per_tile = cut.rows_per_tile if shared else 0
     sizes = (num_rows, cut.block_size, cut.slots, per_tile, shared, cut.least_saved)
-    shape = _DecodePlanShape(*sizes, meta.block_tables.stride(0))
+    shape = _DecodePlanShape(*sizes, cut.least_share, meta.block_tables.stride(0))
     numbers = (tables, meta.kv_lens[first_row:], memory, _counters(device)[_DECODE_COUNTER:])
     _DECODE.launch("decode_plan", device, num_rows, 256, (*addresses(*numbers), shape))
     parts = own + (num_rows * _MOST_SHARED_PARTS if shared else 0)

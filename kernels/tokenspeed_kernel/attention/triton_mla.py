@@ -160,13 +160,13 @@ def latent_attention(
     """Up to three launches: decode, its merge, prefill. Their number depends on the metadata's host integers only."""
     out = _checked(q, cache, meta, latent_dim)
     if meta.num_decode_rows:
-        attend_decodes(q, cache, meta, scale, out)
+        _attend_decodes(q, cache, meta, scale, out)
     if meta.prefill_rows.num_rows:
         _launch(q, cache, meta, scale, out, _square(q, meta.prefill_rows))
     return out
 
 
-def attend_decodes(
+def _attend_decodes(
     q: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, scale: float, out: torch.Tensor
 ) -> None:
     """The rows of one query: two launches at most, into their part of out [T, Hq, latent_dim]."""

@@ -25,23 +25,27 @@ def build() -> None:
     )
 
 
-def check() -> list[str]:
-    """Hold every solution for this GPU against its reference; returns what went wrong."""
-    from tokenspeed_kernel.attention import cuda_paged
+def check(only: str) -> list[str]:
+    """Hold solutions for this GPU against their references; returns what went wrong. only: OP=SOLUTION, or "": all."""
+    import torch
+
+    from tokenspeed_kernel.attention import cuda_paged, cuda_plan
     from tokenspeed_kernel.numerics.cases import covered_ops
     from tokenspeed_kernel.numerics.check import check_solution
     from tokenspeed_kernel.registry import current_platform, solutions
 
     cuda_paged.LEAST_SAVED = 1  # rows that can share a prefix do, so that this is checked too
     wrong: list[str] = []
+    num_checked = 0
     for op in covered_ops():
         for item in solutions(op):
-            if item.needs.device not in (None, "cuda"):
+            if item.needs.device not in (None, "cuda") or only not in ("", f"{op}={item.name}"):
                 continue
             if reason := item.needs.unmet(current_platform()):
                 wrong.append(f"{op}={item.name}: {reason}")
                 continue
             start = time.perf_counter()
+            num_checked += 1
             results = check_solution(item, "cuda")
             failed = [result for result in results if not result.passed]
             worst = max((result.distance for result in results), default=float("nan"))
@@ -54,7 +58,9 @@ def check() -> list[str]:
                 f"{op}={item.name}, {result.case.dtype}, {result.case.label}: {result.distance:.2f}"
                 for result in failed
             ]
-    return wrong
+            if cuda_plan.counters(torch.device("cuda", 0)).any():
+                wrong.append(f"{op}={item.name}: left counters that the next launch takes to be zero")
+    return wrong or ([] if num_checked else [f"{only}: there is no such solution"])
 
 
 def products() -> list[str]:
@@ -83,6 +89,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="build, check and time the GPU kernels")
     parser.add_argument("--no-build", action="store_true")
     parser.add_argument("--no-bench", action="store_true")
+    parser.add_argument("--only", metavar="OP=SOLUTION", default="", help="check and time this alone")
     parser.add_argument("--budget-s", type=float, default=0.1, help="seconds to spend on each timing")
     options = parser.parse_args(arguments)
     sys.path.insert(0, str(ROOT / "kernels"))
@@ -93,12 +100,14 @@ def main(arguments: list[str]) -> int:
     if not torch.cuda.is_available():
         print("error: torch sees no GPU here", file=sys.stderr)
         return 2
-    explain()
-    wrong = check() + products()
+    if not options.only:
+        explain()
+    wrong = check(options.only) + ([] if options.only else products())
     if not options.no_bench:
         from tokenspeed_kernel.bench.driver import measure, print_rows
 
-        print_rows(measure("cuda", budget_s=options.budget_s), as_json=False)
+        op = options.only.partition("=")[0] or None
+        print_rows(measure("cuda", op, budget_s=options.budget_s), as_json=False)
     for line in wrong:
         print(f"WRONG {line}")
     print(f"{len(wrong)} wrong")

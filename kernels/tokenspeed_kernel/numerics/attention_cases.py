@@ -189,6 +189,16 @@ def latent(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
     for shape in ((16, 512, 64, 64), (20, 512, 64, 16), (80, 512, 64, 128)):
         rows = [(1, 700), (1, 64), (1, 65), (1, 1), (33, 33), (5, 200)]
         yield _latent_case(dtype, generator, "long: decodes and chunks mixed", rows, shape)
+    if dtype != torch.bfloat16:
+        return
+    # More rows than a GPU has cores, one row that all of them share, heads that fill their tiles or do not.
+    many, one, chunk = [(1, 1 + 61 * row % 190) for row in range(150)], [(1, 5000)], [(150, 700)]
+    for heads, block_size in ((3, 16), (16, 32), (33, 64)):
+        yield _latent_case(dtype, generator, "long: many decodes", many, (heads, 512, 64, block_size))
+    for heads, block_size in ((1, 256), (16, 16), (64, 64), (128, 16)):
+        yield _latent_case(dtype, generator, "long: one decode", one, (heads, 512, 64, block_size))
+    for heads, block_size in ((1, 64), (128, 32)):
+        yield _latent_case(dtype, generator, "long: a chunk", chunk, (heads, 512, 64, block_size))
 
 
 def _latent_case(

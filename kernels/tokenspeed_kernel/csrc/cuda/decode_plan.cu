@@ -7,9 +7,9 @@
 // tokens the two tables have in common. The block that comes last makes the plan: of a leader's
 // rows, those that share the length which saves most become a group; their common keys are read
 // once for all. What is left of each row is cut into parts of one length, the least that gives no
-// more parts than fit on the cores at once. Does not let the next kernel start before it has ended,
-// so every later kernel of the step may read plan, tables and lengths at once. Launched by
-// attention/cuda_plan.py.
+// more parts than fit on the cores at once and none that takes longer to add up than it saves. Does
+// not let the next kernel start before it has ended, so every later kernel of the step may read
+// plan, tables and lengths at once. Launched by attention/cuda_plan.py.
 #include "kernels/tokenspeed_kernel/csrc/cuda/decode_plan.cuh"
 #include "kernels/tokenspeed_kernel/csrc/cuda/vector.cuh"
 
@@ -31,6 +31,7 @@ struct PlanShape {
   int rows_per_tile;  // of a group; 0: no groups
   int most_shared;    // items of groups
   int least_saved;    // tokens that a group must read less
+  float least_share;  // a part has at least the root of this times the longest row's tiles
   int64_t table_stride;
 };
 
@@ -207,7 +208,9 @@ __device__ inline int ChooseShare(int shared_items, const PlanShape& shape, Plan
     }
     return low;
   };
-  const int least = CeilDiv(longest, kMostOwnParts), slots = max(shape.slots - shared_items, 0);
+  const int worth = static_cast<int>(sqrtf(shape.least_share * longest));
+  const int least = max(CeilDiv(longest, kMostOwnParts), worth);
+  const int slots = max(shape.slots - shared_items, 0);
   const int at_once = max(slots, shape.num_rows);
   int tiles = least_for(at_once, least);
   const bool even = tiles * at_once * 5 <= total * 7 && shared_items == 0;

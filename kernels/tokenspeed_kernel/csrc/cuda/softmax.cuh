@@ -2,7 +2,7 @@
 //
 // The softmax of attention on Hopper, over scores as a warpgroup's products leave them: a thread
 // has two queries, eight apart, and of each eight keys or columns two beside each other. Base-2.
-// Device code only; read by decode_shared.cuh and prefill_attention.cu.
+// Device code only.
 #pragma once
 
 #include "kernels/tokenspeed_kernel/csrc/cuda/vector.cuh"
