@@ -59,6 +59,20 @@ class ExpertLayer:
         limit: float,
     ) -> None: ...
 
+class Recording:
+    """Calls of this module that are made again, with the same arguments, by `play`."""
+
+    def __init__(self) -> None: ...
+    def start(self) -> None:
+        """Add what this thread calls from now on. RuntimeError while another recording is in progress here."""
+
+    @staticmethod
+    def stop() -> None: ...
+    def play(self) -> None:
+        """ValueError as the calls raise it; those after it are not made."""
+
+    def __len__(self) -> int: ...
+
 def isa() -> str:
     """The instruction set in use: "avx512", "avx2" or "baseline"; TOKENSPEED_CPU_ISA chooses at start."""
 
@@ -254,3 +268,11 @@ def logprobs(
     top_ids: int,
     /,
 ) -> None: ...
+def clear(address: int, num_bytes: int, /) -> None: ...
+def copy_rows(
+    source: int, source_stride: int, target: int, target_stride: int, num_rows: int, row_bytes: int, /
+) -> None:
+    """Strides count bytes; what is copied must not overlap where it goes."""
+
+def add(x: int, y: int, out: int, count: int, /) -> None:
+    """Of contiguous float32 tensors."""

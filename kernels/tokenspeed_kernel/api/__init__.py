@@ -39,6 +39,7 @@ from tokenspeed_kernel.moe.weights import ExpertMatrix, Experts, GatedActivation
 from tokenspeed_kernel.quant.packed import BLOCK_FORMATS, InputRounding, PackedWeight, Weight
 from tokenspeed_kernel.quant.reference import dequantize
 from tokenspeed_kernel.quant.scaled import block_size, in_blocks_of_32, quantize_rows, scaled_weight
+from tokenspeed_kernel.recording import Recorded, Workspace, record
 from tokenspeed_kernel.registry import KernelError, explain, override, parse_overrides, set_overrides
 from tokenspeed_kernel.rope.heads import HeadNorms, Heads, Slots
 
@@ -54,9 +55,11 @@ __all__ = [
     "KernelError",
     "PackedWeight",
     "ReservedMemory",
+    "Recorded",
     "Routing",
     "Slots",
     "Weight",
+    "Workspace",
     "add_rms_norm",
     "apply_penalties",
     "attention",
@@ -83,6 +86,7 @@ __all__ = [
     "publish",
     "quantize_rows",
     "receive",
+    "record",
     "rms_norm",
     "rope",
     "route",

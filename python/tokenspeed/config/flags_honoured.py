@@ -175,20 +175,28 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "what is there.",
     ),
     _flag("--disable-kvstore", "switch", False, _DEVICE, "No host memory for KV blocks, whatever the other flags say."),
-    _flag("--enforce-eager", "switch", False, _MEMORY, "No CUDA graphs: every step is launched kernel by kernel."),
+    _flag(
+        "--enforce-eager",
+        "switch",
+        False,
+        _MEMORY,
+        "Every step is launched kernel by kernel: no CUDA graphs, on a CPU no recordings.",
+    ),
     _flag(
         "--max-cudagraph-capture-size",
         "int",
         None,
         _MEMORY,
-        "Largest batch of a captured decode step; --max-num-seqs when not given. Larger batches run without graphs.",
+        "Largest batch of a captured decode step; --max-num-seqs when not given, on a CPU 16 at most. Larger batches "
+        "run without graphs.",
     ),
     _flag(
         "--cudagraph-capture-sizes",
         "ints",
         None,
         _MEMORY,
-        "Batch sizes to capture; when not given, a list that is dense for small batches and ends at the largest.",
+        "Batch sizes to capture; when not given, a list that is dense for small batches and ends at the largest, on a "
+        "CPU all up to it.",
     ),
     _flag(
         "--disable-cuda-graph-padding",

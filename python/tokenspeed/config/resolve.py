@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 from tokenspeed.config.curve import EngineCurve, engine_curve
 from tokenspeed.config.flags import FlagError, json_object
+from tokenspeed.config.graphs import RECORDED_ROWS, GraphConfig, capture_sizes
 from tokenspeed.config.hardware import Hardware
 from tokenspeed.config.operations import OperationsConfig, operations_of
 from tokenspeed.config.parallel import ParallelConfig, gateway_host, parallel_of, replica_values
@@ -109,18 +110,6 @@ class SchedulerLimits:
     max_decode_gap_tokens: int
     enable_prefix_caching: bool
     eos_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class GraphConfig:
-    """What to capture on a GPU. sizes: batch sizes of decode steps, ascending; none for none. padded: whether a step
-    may use a larger size than its own. prefill_sizes: tokens of steps that prefill, ascending, or none to choose them
-    up to most_prefill_tokens, which None leaves to a measurement and 0 forbids."""
-
-    sizes: tuple[int, ...]
-    padded: bool
-    prefill_sizes: tuple[int, ...]
-    most_prefill_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -444,12 +433,15 @@ def _scheduler(raw: Mapping[str, Any], model: ModelFacts, on_cpu: bool, max_mode
 
 def _graphs(raw: Mapping[str, Any], on_cpu: bool, scheduler: SchedulerLimits) -> GraphConfig:
     padded = not raw["disable_cuda_graph_padding"]
-    if on_cpu or raw["enforce_eager"]:
+    if raw["enforce_eager"]:
         return GraphConfig((), padded, (), 0)
     largest = scheduler.max_num_seqs
     if raw["max_cudagraph_capture_size"] is not None:
         largest = min(_at_least(raw, "max_cudagraph_capture_size", 1), largest)
     asked = _sizes(raw, "cudagraph_capture_sizes", largest)
+    if on_cpu:
+        limit = largest if raw["max_cudagraph_capture_size"] else min(largest, RECORDED_ROWS)
+        return GraphConfig(tuple(range(1, limit + 1)) if asked is None else asked, False, (), 0)
     sizes = capture_sizes(largest) if asked is None else asked
     if raw["disable_prefill_graph"]:
         return GraphConfig(sizes, padded, (), 0)
@@ -468,12 +460,6 @@ def _sizes(raw: Mapping[str, Any], dest: str, largest: int) -> tuple[int, ...] |
     if not asked or asked[0] < 1:
         raise FlagError("--" + dest.replace("_", "-"), f"{asked} are not sizes")
     return tuple(size for size in asked if size <= largest)
-
-
-def capture_sizes(largest: int) -> tuple[int, ...]:
-    """Batch sizes worth a graph of their own: dense where one more row costs most, and the largest that traffic has."""
-    dense = [1, 2, 3, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, largest, 64)]
-    return (*[size for size in dense if size < largest], largest)
 
 
 def _overlap_depth(raw: Mapping[str, Any]) -> int:

@@ -51,7 +51,8 @@ from tokenspeed.engine.placed_weights import PlacedWeights
 from tokenspeed.engine.ports import EnginePorts
 from tokenspeed.engine.ranks import Alone, Ranks, first
 from tokenspeed.engine.records import RequestTable
-from tokenspeed.engine.runner import NOTHING_CAPTURED, ModelRunner
+from tokenspeed.engine.replay import DecodeRecordings
+from tokenspeed.engine.runner import NOTHING_CAPTURED, Captured, ModelRunner
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.step_metrics import StepMetrics
 from tokenspeed.engine.tier_start import StartedTier, checkpoint_files, num_host_blocks, scheduler_store, start_tier
@@ -168,7 +169,7 @@ def build(
     state = _device_state(config.scheduler, device)
     sampler = _sampler(config, model_config, state)
     if on_cpu:
-        started = _start_cpu(config, layers, hardware, ranks)
+        started = _start_cpu(config, layers, state, hardware, ranks)
     else:
         progress("capturing decode steps")
         started = _start_gpu(config, model, layers, sampler, state, ranks)
@@ -245,14 +246,18 @@ def _sampler(config: Config, model_config: ModelConfig, state: DeviceState) -> S
     )
 
 
-def _start_cpu(config: Config, layers: list[LayerCache], hardware: Hardware, ranks: Ranks) -> Started:
+def _start_cpu(
+    config: Config, layers: list[LayerCache], state: DeviceState, hardware: Hardware, ranks: Ranks
+) -> Started:
     neighbours = len(config.parallel.devices) * config.parallel.data_size
     free_bytes = memory.cpu_free_bytes(hardware.available_ram_bytes, config.memory.share / neighbours)
     num_blocks = memory.num_kv_blocks(config.memory, config.scheduler, total_block_bytes(layers), free_bytes, None)
     num_blocks = ranks.agree("KV blocks", num_blocks, min)
-    device = torch.device(config.device.device)
-    caches = [tuple(tensor.allocate(num_blocks, device) for tensor in layer) for layer in layers]
-    return Started(None, caches, num_blocks, NOTHING_CAPTURED)
+    caches = [tuple(tensor.allocate(num_blocks, state.device) for tensor in layer) for layer in layers]
+    captured = NOTHING_CAPTURED
+    if config.graphs.sizes and ranks.group.size == 1:  # ranks meet within a step
+        captured = Captured(None, None, DecodeRecordings(config.graphs.sizes, state))
+    return Started(None, caches, num_blocks, captured)
 
 
 def _start_gpu(

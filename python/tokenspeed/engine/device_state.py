@@ -19,6 +19,7 @@ class DeviceState:
     def __init__(self, num_slots: int, num_columns: int, block_size: int, device: torch.device, mirrored: bool) -> None:
         self.device = device
         self.block_size = block_size
+        self.num_columns = num_columns
         self.padding_slot = num_slots
         self.last_tokens = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self._tables = torch.zeros((num_slots + 1, num_columns), dtype=torch.int32, device=device) if mirrored else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tokenspeed.engine import synthetic
 from tokenspeed.engine.device_state import DeviceState
 from tokenspeed.engine.graphs import DecodeGraphs, RepeatingSteps
 from tokenspeed.engine.pieces import PrefillPieces, RepeatingPieces, sizes_up_to
+from tokenspeed.engine.replay import DecodeRecordings
 from tokenspeed.engine.runner import Captured, ModelRunner, NewSlot, StepWork
 from tokenspeed.models import load_model
 from tokenspeed.models.model import Model
@@ -44,6 +45,8 @@ class Stepper:
     captured: Captured
     num_played: int = 0
     num_pieces: int = 0
+    reports: list[list[float]] = field(default_factory=list)
+    """Log-probabilities of the tokens of each step that told them."""
 
     def run(self, requests: Sequence[tuple[list[int], SamplingParams]]) -> list[list[int]]:
         """The tokens of each request."""
@@ -78,6 +81,8 @@ class Stepper:
             column = np.zeros((plan.num_rows, 1), np.int32)
             if sampled.output is not None:
                 column[sampled.sample_rows, 0] = sampled.output.tokens.numpy()
+                if sampled.output.token_logprobs is not None:
+                    self.reports.append(sampled.output.token_logprobs.tolist())
             outcome = self.scheduler.advance(plan.step_id, column, plan.samples.astype(np.int32))
             for request, row in zip(outcome.request_ids.tolist(), outcome.rows.tolist()):
                 tokens[request].append(int(column[row, 0]))
@@ -92,7 +97,11 @@ def loaded(model_folder: str) -> tuple[ModelConfig, Model]:
 
 
 def stepper(
-    model_folder: str, sizes: tuple[int, ...], padded: bool = True, piece_sizes: tuple[int, ...] = ()
+    model_folder: str,
+    sizes: tuple[int, ...],
+    padded: bool = True,
+    piece_sizes: tuple[int, ...] = (),
+    recorded: tuple[int, ...] = (),
 ) -> Stepper:
     """Without sizes, every step is eager."""
     config, model = loaded(model_folder)
@@ -121,7 +130,8 @@ def stepper(
     pieces = PrefillPieces(piece_sizes, CPU) if piece_sizes else None
     if pieces is not None:
         pieces.capture(model, synthetic.batch_of(state, caches, 0, [1]), caches, RepeatingPieces())
-    captured = Captured(graphs, pieces)
+    recordings = DecodeRecordings(recorded, state) if recorded else None
+    captured = Captured(graphs, pieces, recordings)
     return Stepper(scheduler, ModelRunner(model, sampler, caches, tables, state, 2, 256, captured), captured)
 
 

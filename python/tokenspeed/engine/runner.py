@@ -24,6 +24,7 @@ from tokenspeed.engine.inputs import PlanView, StepArrays
 from tokenspeed.engine.kv_pool import KVCaches
 from tokenspeed.engine.pieces import PrefillPieces
 from tokenspeed.engine.prompt_scores import PromptRow
+from tokenspeed.engine.replay import DecodeRecordings
 from tokenspeed.engine.transfer import PinnedTransfer, Transfer, share_memory
 from tokenspeed.grammar import CompiledGrammar
 from tokenspeed.layers.batch import ForwardBatch
@@ -141,10 +142,12 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """decode: whole steps that only decode. prefill: the layers of others. None: every such step runs eagerly."""
+    """decode: whole steps that only decode. prefill: the layers of others. recordings: a CPU's steps that only decode,
+    recorded when they first come. None: every such step runs eagerly."""
 
     decode: DecodeGraphs | None
     prefill: PrefillPieces | None
+    recordings: DecodeRecordings | None = None
 
 
 NOTHING_CAPTURED = Captured(None, None)
@@ -179,8 +182,11 @@ class ModelRunner:
         self._transfer: Transfer = share_memory if on_cpu else PinnedTransfer(state.device, num_buffers)
 
     def replace_model(self, model: Model) -> None:
-        """Run `model`, of the same shape, from the next step on. No step may be in flight, and none captured."""
+        """Run `model`, of the same shape, from the next step on. No step may be in flight; for captured
+        ones weights are overwritten instead."""
         self._model = model
+        if self._captured.recordings is not None:
+            self._captured.recordings.forget()
 
     @torch.inference_mode()
     def run(self, work: StepWork) -> Sampled:
@@ -193,16 +199,24 @@ class ModelRunner:
         arrays = inputs.build(work.plan, self._block_tables, self._block_size)
         self._sampler.prepare(arrays.sample_slots)
         batch, sample_slots, sample_positions = self._batch(work.plan, arrays)
-        pieces = self._captured.prefill
-        layers = self._model.hidden if pieces is None or not pieces.fit(len(batch.token_ids)) else pieces.play
-        hidden = layers(batch)
-        scores = [self._scored(row, arrays, hidden, batch) for row in work.prompt_rows]
-        if not len(arrays.sample_rows):
+        logits, scores = self._forward(batch, arrays, work.prompt_rows)
+        if logits is None:
             return Sampled(len(arrays.slots), arrays.sample_rows, None, scores)
-        logits = self._model.logits(hidden, batch)
         output = self._sampler.sample(logits, sample_slots, sample_positions, work.num_logprobs, arrays.sample_slots)
         api.keep_tokens(output.tokens, sample_slots, self._state.last_tokens)
         return Sampled(len(arrays.slots), arrays.sample_rows, output, scores)
+
+    def _forward(
+        self, batch: ForwardBatch, arrays: StepArrays, prompt_rows: list[PromptRow]
+    ) -> tuple[torch.Tensor | None, list[Scores]]:
+        """Logits of the rows that sample, None where none does, and the scores of prompts."""
+        recordings, pieces = self._captured.recordings, self._captured.prefill
+        if recordings is not None and recordings.fit(batch):
+            return recordings.logits(self._model, batch), []
+        layers = self._model.hidden if pieces is None or not pieces.fit(len(batch.token_ids)) else pieces.play
+        hidden = layers(batch)
+        scores = [self._scored(row, arrays, hidden, batch) for row in prompt_rows]
+        return self._model.logits(hidden, batch) if len(arrays.sample_rows) else None, scores
 
     def _scored(self, row: PromptRow, arrays: StepArrays, hidden: Hidden, batch: ForwardBatch) -> Scores:
         """Logprobs of a prompt's tokens, a few rows of logits at a time."""

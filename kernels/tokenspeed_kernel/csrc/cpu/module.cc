@@ -8,16 +8,20 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kernels/tokenspeed_kernel/csrc/cpu/addresses.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/attention_plan.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/copies.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/dispatch.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/kv_cache.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/moe.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/pack.h"
+#include "kernels/tokenspeed_kernel/csrc/cpu/recording.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/sampling.h"
 #include "kernels/tokenspeed_kernel/csrc/cpu/thread_pool.h"
 
@@ -25,29 +29,6 @@ namespace py = pybind11;
 
 namespace tokenspeed::cpu {
 namespace {
-
-using Address = uintptr_t;
-
-template <class T>
-T* At(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-// Throws when a value is outside [0, limit).
-template <class T>
-void CheckBelow(const T* values, int64_t count, int64_t limit, const char* what) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (values[i] >= 0 && static_cast<int64_t>(values[i]) < limit) continue;
-    throw std::invalid_argument(std::string(what) + "[" + std::to_string(i) + "] is " +
-                                std::to_string(values[i]) + ", must be in [0, " +
-                                std::to_string(limit) + ")");
-  }
-}
-
-void CheckIds(const void* ids, bool wide, int64_t count, int64_t limit, const char* what) {
-  wide ? CheckBelow(static_cast<const int64_t*>(ids), count, limit, what)
-       : CheckBelow(static_cast<const int32_t*>(ids), count, limit, what);
-}
 
 void LinearEntry(Address x, int64_t x_stride, Address weight, int format, int64_t num_tokens,
                  int64_t n, int64_t k, Address bias, Address out) {
@@ -432,10 +413,17 @@ void PackEntry(int format, Address source, int64_t n, int64_t k, Address packed)
              At<uint8_t>(packed));
 }
 
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+// A kernel that recordings keep.
+template <auto kEntry>
+void Define(py::module_& m, const char* name) {
+  m.def(name, &Recorded<kEntry>::Call, NoGil());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
-  using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<CacheShape>(m, "CacheShape")
       .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int>(),
            py::arg("num_blocks"), py::arg("num_kv_heads"), py::arg("block_size"),
@@ -477,24 +465,33 @@ PYBIND11_MODULE(_cpu, m) {
       "advise_huge_pages", [](Address at, int64_t n) { AdviseHugePages(At<uint8_t>(at), n); },
       NoGil());
   m.def("pack", &PackEntry, NoGil());
-  m.def("linear", &LinearEntry, NoGil());
-  m.def("embedding", &EmbeddingEntry, NoGil());
-  m.def("rms_norm", &RmsNormEntry, NoGil());
-  m.def("silu_and_mul", &SiluAndMulEntry, NoGil());
-  m.def("rope", &RopeEntry, NoGil());
-  m.def("store_kv", &StoreKvEntry, NoGil());
-  m.def("attention", &AttentionEntry, NoGil());
-  m.def("route", &RouteEntry, NoGil());
-  m.def("experts", &ExpertsEntry, NoGil());
-  m.def("latent_attention", &LatentAttentionEntry, NoGil());
-  m.def("store_latent", &StoreLatentEntry, NoGil());
-  m.def("heads_linear", &HeadsLinearEntry, NoGil());
-  m.def("copy_blocks", &CopyBlocksEntry, NoGil());
-  m.def("move_blocks", &MoveBlocks, NoGil());
-  m.def("penalties", &PenaltiesEntry, NoGil());
-  m.def("token_mask", &TokenMaskEntry, NoGil());
-  m.def("sample", &SampleEntry, NoGil());
-  m.def("logprobs", &LogprobsEntry, NoGil());
+  py::class_<Recording, std::shared_ptr<Recording>>(m, "Recording")
+      .def(py::init<>())
+      .def("start", &Recording::Start)
+      .def_static("stop", &Recording::Stop)
+      .def("play", &Recording::Play, NoGil())
+      .def("__len__", &Recording::size);
+  Define<&LinearEntry>(m, "linear");
+  Define<&EmbeddingEntry>(m, "embedding");
+  Define<&RmsNormEntry>(m, "rms_norm");
+  Define<&SiluAndMulEntry>(m, "silu_and_mul");
+  Define<&RopeEntry>(m, "rope");
+  Define<&StoreKvEntry>(m, "store_kv");
+  Define<&AttentionEntry>(m, "attention");
+  Define<&RouteEntry>(m, "route");
+  Define<&ExpertsEntry>(m, "experts");
+  Define<&LatentAttentionEntry>(m, "latent_attention");
+  Define<&StoreLatentEntry>(m, "store_latent");
+  Define<&HeadsLinearEntry>(m, "heads_linear");
+  Define<&CopyBlocksEntry>(m, "copy_blocks");
+  Define<&MoveBlocks>(m, "move_blocks");
+  Define<&PenaltiesEntry>(m, "penalties");
+  Define<&TokenMaskEntry>(m, "token_mask");
+  Define<&SampleEntry>(m, "sample");
+  Define<&LogprobsEntry>(m, "logprobs");
+  Define<&Clear>(m, "clear");
+  Define<&CopyRows>(m, "copy_rows");
+  Define<&Add>(m, "add");
 }
 
 }  // namespace tokenspeed::cpu
