@@ -139,6 +139,22 @@ def test_a_client_that_takes_nothing_of_its_stream_has_left() -> None:
             time.sleep(0.01)
 
 
+def test_a_client_that_closes_its_writing_side_has_left() -> None:
+    def endless(request: TokenizedGenerateReqInput) -> Iterator[Step]:
+        while True:
+            yield Step(ids("x"), delay_s=0.001)
+
+    with RunningGateway([endless]) as gateway:
+        sock = gateway.send_only(PATH, {**CHAT, "stream": True})
+        assert b" 200 " in sock.recv(65536)
+        sock.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + 20
+        while not gateway.engines[0].seen.aborted:
+            assert time.monotonic() < deadline, "the request was not ended"
+            time.sleep(0.01)
+        sock.close()
+
+
 @pytest.mark.parametrize(("origins", "shown"), [([PAGE], PAGE), (["*"], "*")])
 def test_pages_of_allowed_origins_may_ask(origins: list[str], shown: str) -> None:
     flags = ["--cors-allowed-origins", *origins, "--api-key", "k"]

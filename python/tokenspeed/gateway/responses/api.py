@@ -185,6 +185,8 @@ class ResponsesApi:
                 self._history.put(_items_of(conversation), owner, item["id"], encode_json(item))
 
     async def _get(self, request: web.Request) -> web.Response:
+        if request.query.get("stream", "false").lower() not in ("false", "0", ""):
+            raise invalid("stream", "unsupported_parameter", "a stored response is fetched whole, not streamed")
         record = await self._response(self._owner(request), request.match_info["id"], None)
         return _json(record["response"])
 

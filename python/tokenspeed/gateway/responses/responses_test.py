@@ -259,3 +259,11 @@ def test_errors_of_tools_name_them_as_this_api_does(gateway: RunningGateway) -> 
     status, answer = gateway.post("/v1/responses", body, {"x-api-key": "k"})
     assert (status, answer["error"]["param"]) == (400, "tools[1].name")
     assert "tools[1].name" in answer["error"]["message"]
+
+
+def test_a_stored_response_is_not_said_to_be_streamed(gateway: RunningGateway, client: openai.OpenAI) -> None:
+    response = client.responses.create(model="fake-model", input="plain", tools=TOOLS)
+    assert client.responses.retrieve(response.id, stream=False).id == response.id
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.retrieve(response.id, stream=True)
+    assert refused.value.param == "stream"

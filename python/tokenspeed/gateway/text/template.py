@@ -4,6 +4,8 @@
 Rendered with the environment that the templates were written for (the one of Hugging Face's `transformers`): blocks
 trimmed, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, loop controls, the `generation` block. A
 template comes with the model or from the operator; the messages come from anybody, so nothing here may run code.
+One that keeps lists of its own may change them (Kimi's has a queue of the calls that await their results), but nothing
+that it is given.
 Whatever a template objects to is the caller's fault: `TemplateError`.
 """
 
@@ -18,9 +20,31 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
 Message = Mapping[str, Any]
+
+_CHANGING = frozenset(
+    {"append", "clear", "extend", "insert", "pop", "remove", "reverse", "setdefault", "sort", "update"}
+)
+"""Methods that change a list or a dictionary."""
+
+
+class _GivenList(list[Any]):
+    """A list that the template did not make."""
+
+
+class _GivenDict(dict[str, Any]):
+    """A dictionary that the template did not make."""
+
+
+def _given(value: Any) -> Any:
+    """`value` with its lists and dictionaries marked, in copies."""
+    if isinstance(value, Mapping):
+        return _GivenDict({key: _given(item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return _GivenList(map(_given, value))
+    return value
 
 
 class TemplateError(ValueError):
@@ -49,10 +73,19 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
+class _KeepingLists(ImmutableSandboxedEnvironment):
+    """For templates that change lists: those of their own, which are no `_GivenList`."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may use an attribute."""
+        if type(obj) in (list, dict) and attr in _CHANGING:
+            return SandboxedEnvironment.is_safe_attribute(self, obj, attr, value)
+        return super().is_safe_attribute(obj, attr, value)
+
+
+def _environment(keeps_lists: bool) -> SandboxedEnvironment:
+    kind = _KeepingLists if keeps_lists else ImmutableSandboxedEnvironment
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -69,12 +102,12 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
         self._variables = dict(special_tokens)
-        environment = _environment()
         try:
-            self._template = environment.from_string(source)
+            tree = _environment(False).parse(source)
+            self._keeps_lists = any(attribute.attr in _CHANGING for attribute in tree.find_all(nodes.Getattr))
+            self._template = _environment(self._keeps_lists).from_string(source)
             # They come as a chain of dictionaries, which every rendering would walk.
             self._template.globals = dict(self._template.globals)
-            tree = environment.parse(source)
             self.parts = _reads_parts(tree)
             self.tools = "tools" in meta.find_undeclared_variables(tree)
         except jinja2.TemplateError as error:
@@ -91,17 +124,16 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text. `variables` are the caller's (`chat_template_kwargs`). Raises `TemplateError`."""
         shown = messages if self.parts else [_flattened(message) for message in messages]
+        given = {
+            **self._variables,
+            **(variables or {}),
+            "messages": shown,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                {
-                    **self._variables,
-                    **(variables or {}),
-                    "messages": shown,
-                    "tools": tools,
-                    "documents": documents,
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
+            return self._template.render(_given(given) if self._keeps_lists else given)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template refuses the messages: {error}") from None
         except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 from typing import Any
 
@@ -87,3 +89,41 @@ def test_parts_stay_parts_for_a_template_that_loops_over_them() -> None:
 def test_variables_of_the_caller_reach_the_template_but_do_not_replace_the_messages() -> None:
     source = "{{ enable_thinking }}{{ messages | length }}"
     assert render(source, variables={"enable_thinking": False, "messages": []}) == "False1"
+
+
+QUEUE = (
+    "{%- set waiting = namespace(ids=[]) -%}{%- for m in messages -%}"
+    "{%- for call in m.tool_calls or [] -%}{%- set _ = waiting.ids.append(call.id) -%}{%- endfor -%}"
+    "{%- if m.role == 'tool' -%}## {{ waiting.ids.pop(0) }}: {{ m.content }};{%- endif -%}{%- endfor -%}"
+    "{%- set last = messages[1:] -%}{%- set _ = last.pop() -%}{{ last | length }}{{ messages | tojson | length }}"
+)
+
+
+def test_a_template_may_change_lists_of_its_own_and_nobody_elses() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "a"}, {"id": "b"}]},
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": "2"},
+    ]
+    before = copy.deepcopy(messages)
+    template = ChatTemplate(QUEUE, {})
+    for _ in range(2):
+        shown = template.render(messages, add_generation_prompt=False)
+        assert shown == f"## a: 1;## b: 2;1{len(json.dumps(messages))}"
+        assert messages == before
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set x = [].append(1) %}{{ ''.__class__.__mro__ }}",
+        "{% set x = [].append(1) %}{{ messages.append(1) }}",
+        "{% set x = [].append(1) %}{{ messages[0].update(role='system') }}",
+        "{% set x = [].append(1) %}{{ raise_exception.__globals__['json'] }}",
+        "{% set x = [].append(1) %}{{ ''|attr('__class__') }}{{ messages.__class__() }}",
+        "{{ messages|attr('pop')() }}",
+    ],
+)
+def test_a_template_that_changes_lists_is_in_the_sandbox_too(source: str) -> None:
+    with pytest.raises(TemplateError):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}], add_generation_prompt=False)
