@@ -190,11 +190,6 @@ def load_model_config(source: ModelSource, overrides: Mapping[str, Any] | None =
     return config_from_gguf(read_gguf(source.path))
 
 
-def supported_architectures() -> tuple[str, ...]:
-    """Names as in config.json's `architectures`."""
-    return tuple(_ARCHITECTURES)
-
-
 # ---------------------------------------------------------------------------------------------- config.json
 
 
@@ -205,12 +200,7 @@ def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfi
     architecture = _json_architecture(values, str(file))
     values = checked(values, architecture.name, str(file))
     fields = _Fields(values, str(file))
-    for name in ("hidden_act", "hidden_activation"):
-        fields.refuse_other(name, _ACTIVATIONS[architecture.activation])
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        fields.refuse_other(name, None)
-    if values.get("use_bidirectional_attention"):
-        raise ModelError(f"{file}: 'use_bidirectional_attention' is not supported (only attention to what came before)")
+    _refuse_what_is_not_done(fields, architecture)
     declared_context = fields.integer("max_position_embeddings")
     rope, windowed = rope_from_json(values, architecture.own_windowed_rope, str(file))
     scaling = rope_scaling_from_json(rope, declared_context, str(file))
@@ -222,10 +212,7 @@ def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfi
     if latent and scaling:
         scale *= scaling.latent_amplitude
     partial = rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
-    generation = folder / "generation_config.json"
-    # A link to nothing is there too: whoever made it meant a file.
-    generated = read_json(generation) if os.path.lexists(generation) else {}
-    check_all(generated, {"eos_token_id": IDS}, str(generation))
+    generated = _generation_config(folder / "generation_config.json")
     attention_bias = bool(values.get("attention_bias", False))
     return _checked(
         ModelConfig(
@@ -266,6 +253,22 @@ def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfi
         ),
         str(file),
     )
+
+
+def _refuse_what_is_not_done(fields: _Fields, architecture: _Architecture) -> None:
+    for name in ("hidden_act", "hidden_activation"):
+        fields.refuse_other(name, _ACTIVATIONS[architecture.activation])
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        fields.refuse_other(name, None)
+    if fields.values.get("use_bidirectional_attention"):
+        raise ModelError(f"{fields.where}: 'use_bidirectional_attention' is not supported (only causal attention)")
+
+
+def _generation_config(file: Path) -> dict[str, Any]:
+    """{} without the file. A link to nothing is there too: whoever made it meant a file."""
+    values = read_json(file) if os.path.lexists(file) else {}
+    check_all(values, {"eos_token_id": IDS}, str(file))
+    return values
 
 
 def _json_quantization(values: Mapping[str, Any], file: Path) -> Quantization | None:
