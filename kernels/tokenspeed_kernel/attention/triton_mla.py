@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernel.attention.metadata import AttentionMetadata, RowRange
-from tokenspeed_kernel.attention.triton_paged import _dot, _num_cores, _precision, merge_kernel, num_splits
+from tokenspeed_kernel.attention.triton_paged import _num_cores, _power_of_two, merge_kernel, num_splits
+from tokenspeed_kernel.gemm.triton_dot import dot, precision_of
 from tokenspeed_kernel.quant.triton_fp8 import from_fp8
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
@@ -50,8 +51,8 @@ def _attend(
             key = tl.load(vector + LATENT + dim_k[None, :])
         if FP8:
             latent, key = from_fp8(latent).to(q_latent.dtype), from_fp8(key).to(q_latent.dtype)
-        scores = _dot(q_latent, tl.trans(latent), None, PRECISION)
-        scores = _dot(q_key, tl.trans(key), scores, PRECISION)
+        scores = dot(q_latent, tl.trans(latent), None, PRECISION)
+        scores = dot(q_key, tl.trans(key), scores, PRECISION)
         if MASKED:
             scores = tl.where(exists[None, :] & (at[None, :] <= query_at[:, None]), scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
@@ -60,7 +61,7 @@ def _attend(
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(peak - base)
         total = total * shrink + tl.sum(weights, axis=1)
-        acc = _dot(weights.to(latent.dtype), latent, acc * shrink[:, None], PRECISION)
+        acc = dot(weights.to(latent.dtype), latent, acc * shrink[:, None], PRECISION)
         peak = new_peak
     return acc, peak, total
 
@@ -135,10 +136,6 @@ def _latent_fits(dim: int) -> bool:
 
 def _key_fits(dim: int) -> bool:
     return 16 <= dim <= 128
-
-
-def _power_of_two(value: int) -> bool:
-    return value > 0 and value & (value - 1) == 0
 
 
 @kernel(
@@ -258,7 +255,7 @@ def _launch(
         q.stride(0), q.stride(1), meta.block_tables.stride(0), num_heads, tiling.rows.first,
         HEADS=tiling.heads, QUERIES=tiling.queries, BLOCK_SIZE=cache.shape[1], LATENT=latent, KEY=key,
         TILE_L=triton.next_power_of_2(latent), TILE_K=triton.next_power_of_2(key), TILE_N=32 if half else 16,
-        NUM_SPLITS=splits, PRECISION=_precision(q), FP8=fp8, ONE_LOOP=invariant,
+        NUM_SPLITS=splits, PRECISION=precision_of(q), FP8=fp8, ONE_LOOP=invariant,
         num_warps=8 if tiling.heads * tiling.queries > 16 else 4, num_stages=2,
     )  # fmt: skip
     if splits > 1:

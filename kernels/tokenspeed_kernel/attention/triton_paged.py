@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernel.attention.metadata import AttentionMetadata, RowRange
+from tokenspeed_kernel.gemm.triton_dot import dot, precision_of
 from tokenspeed_kernel.quant.triton_fp8 import from_fp8
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
@@ -27,15 +28,6 @@ _TILE_N = 64
 _INVARIANT_TILE_M = 64
 _MIN_SPLIT_TOKENS = 128
 _MAX_SPLITS = 64
-
-
-@triton.jit
-def _dot(a, b, acc, PRECISION: tl.constexpr):
-    """Product on the matrix units; the interpreter cannot multiply bfloat16, so there it is widened first."""
-    if PRECISION == "interpreted":
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    else:
-        return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
 @triton.jit
@@ -71,7 +63,7 @@ def _attend(
             key, value = key.to(q.dtype), value.to(q.dtype)
         else:
             key, value = from_fp8(key).to(q.dtype), from_fp8(value).to(q.dtype)
-        scores = _dot(q, tl.trans(key), None, PRECISION)
+        scores = dot(q, tl.trans(key), None, PRECISION)
         if CACHE == "scaled":
             # A scale belongs to a row of D elements.
             scores = scores * tl.load(k_scales + slot // HEAD_DIM, mask=exists, other=0.0)[None, :]
@@ -92,7 +84,7 @@ def _attend(
         acc = acc * shrink[:, None]
         if CACHE == "scaled":
             weights = weights * tl.load(v_scales + slot // HEAD_DIM, mask=exists, other=0.0)[None, :]
-        acc = _dot(weights.to(value.dtype), value, acc, PRECISION)
+        acc = dot(weights.to(value.dtype), value, acc, PRECISION)
         peak = new_peak
     return acc, peak, total
 
@@ -365,7 +357,7 @@ def _decode(
         q.stride(0), q.stride(1), meta.block_tables.stride(0), num_heads, num_kv_heads,
         CACHE=cache.kind, WINDOW=rule.window, CAP=rule.cap, SINKS=rule.sinks is not None,
         GROUP=group, TILE_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim, TILE_D=tile_d, TILE_N=_TILE_N, NUM_SPLITS=splits, PRECISION=_precision(q),
+        HEAD_DIM=head_dim, TILE_D=tile_d, TILE_N=_TILE_N, NUM_SPLITS=splits, PRECISION=precision_of(q),
         num_warps=4, num_stages=3 if q.element_size() == 2 else 2,
     )  # fmt: skip
     if splits > 1:
@@ -396,7 +388,7 @@ def _prefill(
         CACHE=cache.kind, WINDOW=rule.window, CAP=rule.cap, SINKS=rule.sinks is not None,
         GROUP=num_heads // num_kv_heads, TILE_M=tile_m, BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, TILE_D=triton.next_power_of_2(head_dim), TILE_N=_TILE_N if half else 32,
-        PRECISION=_precision(q), ONE_LOOP=invariant, num_warps=8 if tile_m == 128 else 4, num_stages=3 if half else 2,
+        PRECISION=precision_of(q), ONE_LOOP=invariant, num_warps=8 if tile_m == 128 else 4, num_stages=3 if half else 2,
     )  # fmt: skip
 
 
@@ -412,12 +404,6 @@ def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: 
         raise ValueError("heads of q must have adjacent elements, caches must be contiguous")
     if meta.block_tables.stride(1) != 1:
         raise ValueError("block_tables must have adjacent columns")
-
-
-def _precision(q: torch.Tensor) -> str:
-    if q.dtype == torch.bfloat16 and triton.knobs.runtime.interpret:
-        return "interpreted"
-    return "ieee" if q.dtype == torch.float32 else "tf32"
 
 
 @functools.cache

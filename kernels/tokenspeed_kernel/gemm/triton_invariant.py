@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel.gemm.triton_dot import dot, precision_of
 from tokenspeed_kernel.quant.packed import ROWS_LAYOUT
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
@@ -80,10 +81,7 @@ def invariant_linear_kernel(
             known = start + k < num_inputs
             left = tl.load(x_at + start, mask=here[:, None] & known[None, :], other=0.0)
             right = tl.load(weight_at + start, mask=mine[None, :] & known[:, None], other=0.0)
-        if PRECISION == "interpreted":  # which cannot multiply bfloat16
-            acc = tl.dot(left.to(tl.float32), right.to(tl.float32), acc, input_precision="ieee")
-        else:
-            acc = tl.dot(left, right, acc, input_precision=PRECISION)
+        acc = dot(left, right, acc, PRECISION)
     if BIASED:
         acc += tl.load(bias + row, mask=mine, other=0.0).to(tl.float32)[None, :]
     place = out + head * head_out + token[:, None] * stride_out + row[None, :]
@@ -122,7 +120,7 @@ def _launch(
         x, weight, x if bias is None else bias, out, num_tokens, num_outputs, num_inputs, *strides,
         BIASED=bias is not None, WHOLE_K=num_inputs % tile.inputs == 0,
         TILE_T=tile.tokens, TILE_N=tile.outputs, TILE_K=tile.inputs,
-        IN_A_ROW=_TILES_IN_A_ROW, PRECISION=_precision(x), num_warps=tile.num_warps, num_stages=tile.num_stages,
+        IN_A_ROW=_TILES_IN_A_ROW, PRECISION=precision_of(x), num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
 
@@ -148,12 +146,6 @@ def _heads(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     one = x.shape[0] == 1
     between_tokens = (x.stride(1) * num_heads, out.stride(1) * num_heads) if one else (x.stride(0), out.stride(0))
     _launch(x, weight, None, out, (num_outputs, num_heads), (*between_tokens, x.stride(1), out.stride(1)))
-
-
-def _precision(x: torch.Tensor) -> str:
-    if x.dtype == torch.bfloat16 and triton.knobs.runtime.interpret:
-        return "interpreted"
-    return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
 for _dtype in (torch.float32, torch.bfloat16, torch.float16):

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel.gemm.triton_dot import dot, precision_of
 from tokenspeed_kernel.quant.packed import SCALED_FORMATS, SCALED_LAYOUT, PackedWeight
 from tokenspeed_kernel.quant.triton_fp8 import from_fp8, round_to
 from tokenspeed_kernel.registry import Band, cuda, kernel
@@ -20,15 +21,6 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _TRAITS = {"weight_format": SCALED_FORMATS, "weight_layout": (SCALED_LAYOUT,)}
 _MOST_TOKENS = 64
 """Of a tile."""
-
-
-@triton.jit
-def _multiply(x, weight, acc, PRECISION: tl.constexpr):
-    """acc + x @ weight.T; the interpreter cannot multiply bfloat16, so there it is widened first."""
-    if PRECISION == "interpreted":
-        return tl.dot(x.to(tl.float32), tl.trans(weight).to(tl.float32), acc, input_precision="ieee")
-    else:
-        return tl.dot(x, tl.trans(weight), acc, input_precision=PRECISION)
 
 
 @triton.jit
@@ -56,8 +48,8 @@ def scaled_linear_kernel(
             second = tl.load(inputs + BLOCK // 2 + column[None, :], mask=here[:, None], other=0.0)
             low = ((pair & 15).to(tl.float32) - zero[:, None]).to(first.dtype)
             high = ((pair >> 4).to(tl.float32) - zero[:, None]).to(first.dtype)
-            product = _multiply(first, low, product, PRECISION)
-            product = _multiply(second, high, product, PRECISION)
+            product = dot(first, tl.trans(low), product, PRECISION)
+            product = dot(second, tl.trans(high), product, PRECISION)
         else:
             column = tl.arange(0, BLOCK)
             code = tl.load(
@@ -68,7 +60,7 @@ def scaled_linear_kernel(
                 weight = from_fp8(code)
             else:
                 weight = code.to(tl.int8, bitcast=True).to(tl.float32)
-            product = _multiply(tile, weight.to(tile.dtype), product, PRECISION)
+            product = dot(tile, tl.trans(weight.to(tile.dtype)), product, PRECISION)
         acc += product * scale[None, :]
     if BIASED:
         acc += tl.load(bias + row, mask=mine, other=0.0).to(tl.float32)[None, :]
@@ -140,7 +132,7 @@ def _linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, ti
     scaled_linear_kernel[grid](
         x, weight.data, weight.scales, zeros, x if bias is None else bias, out,
         num_tokens, num_rows, num_columns, x.stride(0),
-        KIND=kind, BIASED=bias is not None, BLOCK=block, TILE_T=tile_t, TILE_N=tile_n, PRECISION=_precision(x),
+        KIND=kind, BIASED=bias is not None, BLOCK=block, TILE_T=tile_t, TILE_N=tile_n, PRECISION=precision_of(x),
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
@@ -163,9 +155,3 @@ def embedding(token_ids: torch.Tensor, weight: PackedWeight, dtype: torch.dtype)
 def _kind(weight: PackedWeight) -> tuple[str, int]:
     """ "fp8", "int8" or "int4", and the values of a block."""
     return weight.format.split("_")[0], SCALED_FORMATS[weight.format].num_values
-
-
-def _precision(x: torch.Tensor) -> str:
-    if x.dtype == torch.bfloat16 and triton.knobs.runtime.interpret:
-        return "interpreted"
-    return "ieee" if x.dtype == torch.float32 else "tf32"

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel.gemm.triton_dot import dot, precision_of
 from tokenspeed_kernel.moe.weights import Experts, GatedActivation
 from tokenspeed_kernel.quant.packed import ROWS_LAYOUT
 from tokenspeed_kernel.registry import Band, cuda, kernel
@@ -66,15 +67,6 @@ def place_kernel(
 
 
 @triton.jit
-def _dot(a, b, acc, PRECISION: tl.constexpr):
-    """Product on the matrix units; the interpreter cannot multiply bfloat16, so there it is widened first."""
-    if PRECISION == "interpreted":
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    else:
-        return tl.dot(a, b, acc, input_precision=PRECISION)
-
-
-@triton.jit
 def gate_up_kernel(
     x, weight, bias, order, tiles, num_tiles, out, inner, hidden, stride_x, stride_expert, alpha, limit,
     TOP_K: tl.constexpr, BIASED: tl.constexpr, CLAMPED: tl.constexpr, WHOLE_K: tl.constexpr,
@@ -102,8 +94,8 @@ def gate_up_kernel(
                 there = there & (start + k < hidden)[:, None]
                 known = known & (start + k < hidden)[None, :]
             rows = tl.load(source + start, mask=known, other=0.0)
-            gate = _dot(rows, tl.load(gate_at + start, mask=there, other=0.0), gate, PRECISION)
-            up = _dot(rows, tl.load(up_at + start, mask=there, other=0.0), up, PRECISION)
+            gate = dot(rows, tl.load(gate_at + start, mask=there, other=0.0), gate, PRECISION)
+            up = dot(rows, tl.load(up_at + start, mask=there, other=0.0), up, PRECISION)
         if BIASED:
             start_bias = bias + expert * 2 * inner + column
             gate += tl.load(start_bias, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -144,7 +136,7 @@ def down_kernel(
                 there = there & (start + k < inner)[:, None]
                 known = known & (start + k < inner)[None, :]
             rows = tl.load(source + start, mask=known, other=0.0)
-            acc = _dot(rows, tl.load(down_at + start, mask=there, other=0.0), acc, PRECISION)
+            acc = dot(rows, tl.load(down_at + start, mask=there, other=0.0), acc, PRECISION)
         if BIASED:
             acc += tl.load(bias + expert * hidden + column, mask=inside, other=0.0).to(tl.float32)[None, :]
         acc *= tl.load(weights + pair, mask=valid, other=0.0)[:, None]
@@ -239,7 +231,7 @@ def _gate_up(x: torch.Tensor, experts: Experts, work: _Sorted, top_k: int, middl
         x, matrix.data, experts.gate_up_bias, work.order, work.tiles, work.num_tiles, middle,
         inner, hidden, x.stride(0), matrix.data.stride(0), *_clamp(activation),
         TOP_K=top_k, BIASED=experts.gate_up_bias is not None, CLAMPED=activation.kind == "swiglu_clamped",
-        WHOLE_K=hidden % tile_k == 0, TILE_M=work.tile_m, TILE_N=tile_n, TILE_K=tile_k, PRECISION=_precision(x),
+        WHOLE_K=hidden % tile_k == 0, TILE_M=work.tile_m, TILE_N=tile_n, TILE_K=tile_k, PRECISION=precision_of(x),
         num_warps=8 if work.tile_m == 128 else 4, num_stages=4 if work.tile_m < 64 else 3,
     )  # fmt: skip
 
@@ -251,7 +243,7 @@ def _down(middle: torch.Tensor, weights: torch.Tensor, experts: Experts, work: _
         middle, experts.down.data, experts.down_bias, work.order, work.tiles, work.num_tiles, weights, pairs,
         inner, hidden, experts.down.data.stride(0),
         BIASED=experts.down_bias is not None, WHOLE_K=inner % tile_k == 0,
-        TILE_M=work.tile_m, TILE_N=tile_n, TILE_K=tile_k, PRECISION=_precision(middle),
+        TILE_M=work.tile_m, TILE_N=tile_n, TILE_K=tile_k, PRECISION=precision_of(middle),
         num_warps=8 if work.tile_m == 128 else 4, num_stages=4 if work.tile_m < 64 else 3,
     )  # fmt: skip
 
@@ -270,12 +262,6 @@ def _check(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts
         raise ValueError(f"weights must be contiguous float32, got {weights.dtype}")
     if experts.gate_up[0].shape[1] != 2 * experts.down.shape[2]:
         raise ValueError(f"gate and up {experts.gate_up[0].shape} do not go with down {experts.down.shape}")
-
-
-def _precision(x: torch.Tensor) -> str:
-    if x.dtype == torch.bfloat16 and triton.knobs.runtime.interpret:
-        return "interpreted"
-    return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
 def _rows(layouts: tuple[str, ...]) -> bool:
