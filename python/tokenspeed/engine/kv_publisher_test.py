@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 import zmq
 
 import tokenspeed_cc
-from tests.support.processes import free_port
+from tests.support.processes import free_port, wait_until
 from tokenspeed.config.flags import FlagError
 from tokenspeed.config.kv_events import KvEventsConfig
 from tokenspeed.engine.kv_feed import KvBatch, KvFeed
@@ -48,6 +49,15 @@ class Subscriber:
             assert topic == TOPIC and len(number) == 8
             seen.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload)))
         return seen
+
+    def wait_heard(self, publish: Callable[[], object]) -> None:
+        """Publish until a batch comes: what is sent before a subscription has arrived, nobody gets."""
+
+        def heard() -> bool:
+            publish()
+            return bool(self.sub.poll(50))
+
+        wait_until(heard)
 
     def replay(self, start: int) -> list[tuple[int, Any]]:
         self.replayer.send(start.to_bytes(8, "big"))
@@ -90,11 +100,13 @@ def config(ports: tuple[int, int], **changes: Any) -> str:
 def flush(engine: Engine) -> None:
     done: list[bool] = []
     engine.frontend.replicas[0].deliver([Control("flush_cache", [], lambda success, _: done.append(success))])
-    deadline = time.monotonic() + 10
-    while not done:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: bool(done))
     assert done == [True]
+
+
+def after_flush(events: list[Any]) -> list[Any]:
+    """What comes behind the flushes at the beginning."""
+    return list(itertools.dropwhile(lambda event: event == ["AllBlocksCleared"], events))
 
 
 def prompt(seed: int) -> list[int]:
@@ -105,19 +117,17 @@ def test_a_subscriber_sees_parents_before_children_removals_and_the_flush(
     start_engine: StartEngine, ports: tuple[int, int], subscriber: Subscriber
 ) -> None:
     engine = start_engine(kv_events_config=config(ports), max_total_tokens=256)
-    time.sleep(0.3)  # PUB drops what nobody has subscribed to yet
     begun = time.time()
+    subscriber.wait_heard(lambda: flush(engine))
     for seed in range(4):
         engine.generate([prompt(seed)], GREEDY)
-    deadline = time.monotonic() + 10
-    while engine.load().active_blocks:
-        assert time.monotonic() < deadline
+    wait_until(lambda: not engine.load().active_blocks)
     flush(engine)
-    seen = subscriber.batches(lambda events: ["AllBlocksCleared"] in events)
-    assert [number for number, _ in seen] == list(range(len(seen)))
+    seen = subscriber.batches(lambda events: len(after_flush(events)) > 1 and events[-1] == ["AllBlocksCleared"])
+    first = seen[0][0]
+    assert [number for number, _ in seen] == list(range(first, first + len(seen)))
     assert all(begun <= batch[0] <= time.time() and batch[2] == 0 for _, batch in seen)
-    events = [event for _, batch in seen for event in batch[1]]
-    assert events[-1] == ["AllBlocksCleared"]
+    events = after_flush([event for _, batch in seen for event in batch[1]])
     held: dict[int, list[int]] = {}
     for event in events[:-1]:
         if event[0] == "BlockStored":
@@ -131,8 +141,8 @@ def test_a_subscriber_sees_parents_before_children_removals_and_the_flush(
             del held[block_hash]
     assert any(event[0] == "BlockRemoved" for event in events)
     assert prompt(3)[:64] in held.values()
-    assert [(n, b[1]) for n, b in subscriber.replay(2)] == [(n, b[1]) for n, b in seen if n >= 2]
-    assert subscriber.replay(len(seen)) == []
+    assert [(n, b[1]) for n, b in subscriber.replay(first + 2)] == [(n, b[1]) for n, b in seen[2:]]
+    assert subscriber.replay(first + len(seen)) == []
 
 
 def test_a_short_buffer_replays_its_end_only_and_a_bad_request_is_dropped(
@@ -142,9 +152,7 @@ def test_a_short_buffer_replays_its_end_only_and_a_bad_request_is_dropped(
     for seed in range(5):
         engine.generate([prompt(seed)], GREEDY)
     subscriber.replayer.send(b"what?")
-    deadline = time.monotonic() + 10
-    while [number for number, _ in subscriber.replay(0)] != [3, 4]:
-        assert time.monotonic() < deadline
+    wait_until(lambda: [number for number, _ in subscriber.replay(0)] == [3, 4])
 
 
 def test_a_rank_publishes_under_its_number_on_the_next_port(
@@ -152,19 +160,18 @@ def test_a_rank_publishes_under_its_number_on_the_next_port(
 ) -> None:
     below = config((ports[0] - 1, ports[1] - 1))
     engine = start_engine(kv_events_config=below, zmq_engine_index=1)
-    time.sleep(0.3)
-    engine.generate([prompt(0)], GREEDY)
+    subscriber.wait_heard(lambda: flush(engine))
     assert subscriber.batches(bool)[0][1][2] == 1
 
 
 def test_other_topics_are_not_delivered(start_engine: StartEngine, ports: tuple[int, int]) -> None:
-    deaf = Subscriber(*ports, topic=b"else")
+    deaf, hearing = Subscriber(*ports, topic=b"else"), Subscriber(*ports)
     engine = start_engine(kv_events_config=config(ports))
-    time.sleep(0.3)
-    engine.generate([prompt(0)], GREEDY)
+    hearing.wait_heard(lambda: flush(engine))
     assert deaf.replay(0)  # it was published
     assert not deaf.sub.poll(100)
-    deaf.close()
+    for subscriber in (deaf, hearing):
+        subscriber.close()
 
 
 def test_a_taken_port_is_refused_by_name_and_the_port_is_free_after_shutdown(
@@ -228,7 +235,12 @@ def test_blocks_of_the_host_tier_say_where_they_are(ports: tuple[int, int], subs
     publisher, feed = KvPublisher(settings, 0, 8), KvFeed(scheduler, 8, 0)
     feed.enable()
     feed.subscribe(publisher.take)
-    time.sleep(0.3)
+
+    def clear() -> None:
+        scheduler.flush_cache()
+        feed.gather()
+
+    subscriber.wait_heard(clear)
     for request_id in range(8):
         run_request(scheduler, request_id)
         feed.gather()
@@ -239,7 +251,7 @@ def test_blocks_of_the_host_tier_say_where_they_are(ports: tuple[int, int], subs
         return [[event[0], *event[6:]] if event[0] == "BlockStored" else [event[0], *event[2:]] for event in events]
 
     seen = subscriber.batches(lambda events: all(shape in shapes(events) for shape in enough))
-    events = [event for _, batch in seen for event in batch[1]]
+    events = after_flush([event for _, batch in seen for event in batch[1]])
     assert all(shape in enough for shape in shapes(events))
     device = {event[1][0] for event in events if len(event) == 5}
     assert all(event[1][0] in device for event in events if len(event) == 7)

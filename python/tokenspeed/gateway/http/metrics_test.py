@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.processes import wait_until
 from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.errors import ApiError
 from tokenspeed.gateway.testing.fake_engine import Step, replying
@@ -108,10 +108,7 @@ def test_times_of_tokens_have_both_names_and_workers_a_state(gateway: RunningGat
 def test_an_engine_shows_its_rate_while_it_gives_tokens(gateway: RunningGateway) -> None:
     with gateway.send_only(PATH, chat("on and on", stream=True, max_tokens=100_000)) as sock:
         assert sock.recv(100)
-        deadline = time.monotonic() + 20
-        while not samples(gateway)["smg_engine_gen_throughput", "0"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: samples(gateway)["smg_engine_gen_throughput", "0"])
 
 
 def test_a_worker_without_an_engine_is_excluded_for_a_reason() -> None:
@@ -122,10 +119,7 @@ def test_a_worker_without_an_engine_is_excluded_for_a_reason() -> None:
             1,
         )
         gateway.engines[0].vanish()
-        deadline = time.monotonic() + 20
-        while samples(gateway).get(("smg_worker_state", "not_ready", "excluded")) != 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: samples(gateway).get(("smg_worker_state", "not_ready", "excluded")) == 1)
         assert samples(gateway)["smg_worker_state", "none", "available"] == 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.support.processes import wait_until
 from tokenspeed.gateway.testing.fake_engine import END_TOKEN, Step, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids
 from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
@@ -153,13 +154,9 @@ def test_a_background_response_can_be_cancelled_and_its_request_is_aborted(
     client: openai.OpenAI, gateway: RunningGateway
 ) -> None:
     response = client.responses.create(model="fake-model", input="slow", background=True)
-    deadline = time.monotonic() + 10
-    while not gateway.engines[0].num_active and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: gateway.engines[0].num_active == 1)
     assert client.responses.cancel(response.id).status == "cancelled"
-    while gateway.engines[0].num_active and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert gateway.engines[0].num_active == 0
+    wait_until(lambda: gateway.engines[0].num_active == 0)
     assert client.responses.retrieve(response.id).status == "cancelled"
     finished = client.responses.create(model="fake-model", input="plain")
     with pytest.raises(openai.BadRequestError):

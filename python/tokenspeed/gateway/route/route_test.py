@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -62,6 +61,11 @@ class Background:
             assert not thread.is_alive()
 
 
+def num_begun(gateway: RunningGateway) -> int:
+    """Streams whose clients have been sent something of their answers."""
+    return sum(stream.answered for stream in list(gateway.service.keep_alive._streams))
+
+
 # ---- deaths ----------------------------------------------------------------------------------------------------------
 
 
@@ -69,8 +73,7 @@ class Background:
 def test_a_dying_engine_ends_every_request_once_with_an_error_that_invites_a_retry(goodbye: bool) -> None:
     with RunningGateway([some_then_silent]) as gateway:
         streams, wholes = Background(gateway, 4, True), Background(gateway, 4, False)
-        wait_until(lambda: gateway.engines[0].num_active == 8)
-        time.sleep(0.1)
+        wait_until(lambda: gateway.engines[0].num_active == 8 and num_begun(gateway) == 4)
         (gateway.engines[0].stop if goodbye else gateway.engines[0].vanish)()
         streams.join()
         wholes.join()
@@ -113,8 +116,7 @@ def test_a_request_that_sent_nothing_yet_goes_to_another_worker_and_gives_the_sa
 def test_a_stream_that_has_begun_is_not_begun_again() -> None:
     with RunningGateway([some_then_silent, replying(ids("other"))], ["--policy", "passthrough"]) as gateway:
         asked = Background(gateway, 1, True)
-        wait_until(lambda: gateway.engines[0].num_active == 1)
-        time.sleep(0.1)
+        wait_until(lambda: num_begun(gateway) == 1)
         gateway.engines[0].vanish()
         asked.join()
         text = "".join(asked.events[0])
