@@ -24,12 +24,11 @@ from typing import IO, Any
 from tokenspeed.cli._proc import Child, describe_status
 from tokenspeed.cli.control import ControlServer
 from tokenspeed.config.flags import FlagError
+from tokenspeed.config.restarts import Restarts
 from tokenspeed.version import __version__
 
 POLL_S = 0.05
 ENGINE_STOP_S = 10.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-HEALTHY_S = 60.0
 """A restarted child that lives this long has earned its chances back."""
 HURRY_S = 2.0
 """What either child has left after a second signal; a third one kills both at once."""
@@ -62,31 +61,6 @@ class SupervisorConfig:
         """Where a client on this machine finds the gateway."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "", "::", "[::]") else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
-
-
-class Restarts:
-    """How often children have been started again since all was well. `now_s` are readings of a steady clock."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._count = 0
-        self._last_s = 0.0
-
-    @property
-    def are_spent(self) -> bool:
-        """Whether there were some, and none is left."""
-        return 0 < self._limit <= self._count
-
-    def pause_s(self, now_s: float) -> float | None:
-        """How long to wait before the next start; None when there were enough of them."""
-        if now_s - self._last_s > HEALTHY_S:
-            self._count = 0
-        if self._count >= self._limit:
-            return None
-        pause_s = min(FIRST_PAUSE_S * 2**self._count, LONGEST_PAUSE_S)
-        self._count += 1
-        self._last_s = now_s + pause_s
-        return pause_s
 
 
 class Supervisor:

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from tests.support.processes import free_port
-from tokenspeed.cli.supervisor import HEALTHY_S, Restarts, Supervisor, SupervisorConfig
+from tokenspeed.cli.supervisor import Supervisor, SupervisorConfig
+from tokenspeed.config.restarts import HEALTHY_S, Restarts
 
 # A gateway that is ready at once; on SIGTERM it works on for `drain` seconds, then says so and ends.
 GATEWAY = """

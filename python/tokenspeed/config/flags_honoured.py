@@ -278,6 +278,13 @@ PARALLEL_FLAGS: tuple[Flag, ...] = (
         "Replicas of the engine (1), each with ranks and a KV pool of its own; the gateway shares requests out.",
     ),
     _flag(
+        "--replica-restarts",
+        "int",
+        3,
+        _PARALLEL,
+        "How often in a row a replica that died is started again beside the others (gRPC, Engine, AsyncLLM); 0: never.",
+    ),
+    _flag(
         "--data-parallel-rank",
         "int",
         None,

@@ -8,8 +8,10 @@ each replica told last.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -45,6 +47,8 @@ class SharedOperations:
 
     def __init__(self, replicas: Sequence[Callee], num_ranks: int, device: torch.device) -> None:
         self._replicas = replicas
+        self.changing_weights = threading.Lock()
+        """Held while weights change, and while a replica that was started again is let in."""
         self.updates = SharedUpdates(self, num_ranks, device)
 
     def call(self, name: str, *arguments: Any) -> dict[int, Any]:
@@ -53,8 +57,10 @@ class SharedOperations:
 
     def call_each(self, name: str, arguments: Callable[[int], tuple[Any, ...]]) -> dict[int, Any]:
         """The same, with arguments of each replica's own."""
-        futures = {replica.data_rank: replica.call(name, arguments(replica.data_rank)) for replica in self._serving()}
-        errors = [error for future in futures.values() if (error := future.exception(_LIMIT_S)) is not None]
+        with self.changing_weights if name.startswith("updates.") else nullcontext():
+            serving = self._serving()
+            futures = {replica.data_rank: replica.call(name, arguments(replica.data_rank)) for replica in serving}
+            errors = [error for future in futures.values() if (error := future.exception(_LIMIT_S)) is not None]
         if errors:
             raise errors[0]
         return {rank: future.result() for rank, future in futures.items()}

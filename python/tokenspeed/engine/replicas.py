@@ -2,7 +2,7 @@
 """The engine as `Engine` runs it with `--data-parallel-size`: replicas in processes of their own, which share nothing.
 
 A request goes to the replica that it names, else to the one with the least to do; a prompt's choices stay together. A
-replica that dies ends its own requests, once each, with EngineDeadError; the others serve on, and it is not started
+replica that dies ends its own requests, once each, with EngineDeadError; the others serve on, and `Revival` starts it
 again. Each has two threads here: one writes what its frontend is given, one hands on what it says.
 """
 
@@ -32,11 +32,13 @@ from tokenspeed.engine.ports import EnginePorts
 from tokenspeed.engine.processes import end_process, ending, start_module
 from tokenspeed.engine.replica_link import Call, Failed, KvChanges, Ready, ReplicaState, Returned, Setup
 from tokenspeed.engine.replica_operations import SharedOperations
+from tokenspeed.engine.revival import Revival
 from tokenspeed_cc import AllBlocksCleared
 
 logger = logging.getLogger("tokenspeed.engine")
 
 _END_S = 30.0
+_CALL_S = 60.0
 _POLL_S = 0.05
 
 
@@ -47,12 +49,18 @@ class Replicas:
     def __init__(self, flags: Mapping[str, Any], config: Config) -> None:
         parallel = config.parallel
         self.kv_log = KvLog(config.memory.block_size)
-        self._replicas = [Replica(Setup(flags, rank), self.kv_log) for rank in range(parallel.data_size)]
+        self._revival = Revival(flags["replica_restarts"], self._hindrance, self._start, self._join)
+        self._flags = flags
+        self._replicas = [self._start(rank) for rank in range(parallel.data_size)]
         self.frontend = SharedFrontend([replica.frontend for replica in self._replicas])
         device = torch.device(config.device.device)
         self.operations = SharedOperations(self._replicas, parallel.tensor_size, device)
         try:
             _wait_ready(self._replicas)
+            first = self._replicas[0].state
+            self._started_with = (first.weight_version, first.model_path)
+            for replica in self._replicas:
+                self._revival.watch(replica)
             facts = facts_of(config, self.num_blocks + 1, 0)
             self.ports = EnginePorts(config.operations, self.operations, self.operations, facts)
         except BaseException:
@@ -61,6 +69,7 @@ class Replicas:
 
     def ask_to_stop(self) -> None:
         """They will end, each after its steps in flight."""
+        self._revival.stop()
         for replica in self._replicas:
             replica.begin_to_end()
 
@@ -71,8 +80,8 @@ class Replicas:
 
     @property
     def is_alive(self) -> bool:
-        """Whether any of them serves."""
-        return any(replica.is_alive for replica in self._replicas)
+        """Whether any of them serves, or will again."""
+        return any(replica.is_alive for replica in self._replicas) or self._revival.is_due
 
     @property
     def num_blocks(self) -> int:
@@ -91,6 +100,34 @@ class Replicas:
         """By replica, as each told last; None of one that is gone."""
         return [replica.load if replica.is_alive else None for replica in self._replicas]
 
+    def _start(self, rank: int) -> Replica:
+        return Replica(Setup(self._flags, rank), self.kv_log)
+
+    def _serving(self) -> list[Replica]:
+        return [replica for replica in self._replicas if replica.is_alive]
+
+    def _hindrance(self) -> str:
+        """Why a replica that starts now would not be like the others."""
+        states = [replica.state for replica in self._serving()]
+        if any((state.weight_version, state.model_path) != self._started_with for state in states):
+            return "the others have other weights than those that the engine was started with"
+        return "the others sleep, or collect new weights" if any(s.asleep or s.collects for s in states) else ""
+
+    def _join(self, replica: Replica) -> str:
+        """Let a replica that was started again serve in place of the one that died; why not, if it cannot."""
+        rank, operations = replica.data_rank, self.operations
+        if self.kv_log.enabled:
+            replica.call("record_kv_events", ()).result(_CALL_S)
+        with operations.changing_weights:
+            if hindrance := self._hindrance():
+                return hindrance
+            if any(other.state.is_paused for other in self._serving()):
+                replica.call("pause", ("keep", _CALL_S)).result(_CALL_S)
+            lost, self._replicas[rank] = self._replicas[rank], replica
+            self.frontend.replace(rank, replica.frontend)
+        lost.end(0.0)
+        return ""
+
     def _end(self) -> None:
         self.ask_to_stop()
         deadline_s = time.monotonic() + _END_S
@@ -107,6 +144,9 @@ class Replica:
         self.load = LoadNumbers(0, 0, 0, 1)
         self.state = ReplicaState("", "", False, False, (), 0)
         self.ready: Future[None] = Future()
+        self._on_loss: Callable[[], None] | None = None
+        self._lost = False
+        self._lock = threading.Lock()
         self._kv_log = kv_log
         self._ending = False
         self._fault = ""
@@ -138,6 +178,13 @@ class Replica:
         else:
             self._fail_calls()
         return future
+
+    def watch(self, on_loss: Callable[[], None]) -> None:
+        """Call `on_loss` once when it dies without being asked to end, or now if it has; not on the loop's thread."""
+        with self._lock:
+            self._on_loss, lost = on_loss, self._lost
+        if lost and not self._ending:
+            on_loss()
 
     def begin_to_end(self) -> None:
         self._ending = True
@@ -190,7 +237,7 @@ class Replica:
         why = self._fault or f"ended ({ending(self.process)})"
         loss = EngineFault(f"data-parallel rank {self.data_rank} {'died: ' if self._fault else ''}{why}")
         if not self._ending:
-            logger.error("%s; the other ranks serve on", loss)
+            logger.error("%s; its requests end", loss)
         self.frontend.fail(None if self._ending else loss)
         self._outgoing.put(None)
         self._fail_calls()
@@ -198,6 +245,10 @@ class Replica:
             self.ready.set_exception(loss)
         if self._kv_log.enabled:
             self._kv_log.add(time.time(), [AllBlocksCleared()], self.data_rank)
+        with self._lock:
+            self._lost, told = True, self._on_loss
+        if told is not None and not self._ending:
+            told()
 
     def _fail_calls(self) -> None:
         while self._calls:
@@ -229,6 +280,11 @@ class SharedFrontend:
     @property
     def replicas(self) -> list[LocalFrontend]:
         return [frontend for frontend in self._frontends if frontend.is_open]
+
+    def replace(self, data_rank: int, frontend: LocalFrontend) -> None:
+        """A replica that died serves again."""
+        with self._lock:
+            self._frontends[data_rank] = frontend
 
     def place(self, data_rank: int | None) -> int:
         return self._place(data_rank, [0] * len(self._frontends))

@@ -41,7 +41,7 @@ SIZES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def engine(tiny_model: str) -> Iterator[Engine]:
-    with Engine(tiny_model, data_parallel_size=2, rl_control_port=0, **SIZES) as running:
+    with Engine(tiny_model, data_parallel_size=2, replica_restarts=0, rl_control_port=0, **SIZES) as running:
         running.record_kv_events()
         yield running
 

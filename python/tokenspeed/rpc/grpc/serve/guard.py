@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from tokenspeed.engine.errors import EngineDeadError
 from tokenspeed.rpc.grpc.serve.errors import refuse
 
 logger = logging.getLogger("tokenspeed.grpc")
@@ -74,6 +75,8 @@ def _single(answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any]
             return await answer(request, context)
         except grpc.aio.BaseError:
             raise  # a refusal
+        except EngineDeadError as error:
+            await refuse(context, 503, "engine_dead", "", str(error))
         except Exception as error:
             logger.exception("a call failed")
             await _refuse_unforeseen(error, context)
