@@ -187,3 +187,19 @@ def test_allowed_and_bad_tokens_are_honoured(client: openai.OpenAI, model: str) 
     word = plain.split()[0].strip(",.")
     without = client.completions.create(**{**args, "temperature": 0}, extra_body={"bad_words": [word], **ids})
     assert word in plain and f" {word}" not in without.choices[0].text
+
+
+def test_a_grammar_whose_parser_goes_exponential_ends_alone(server: Server) -> None:
+    tokens = server.post("/v1/tokenize", {"prompt": "a"})[1]["tokens"]
+    body = {
+        "prompt": "aaaaaa",
+        "ebnf": 'root ::= (("a"{0,1000}){0,1000}){0,1000} "b"',
+        "logit_bias": {str(tokens[0]): 100},
+        "max_tokens": 200,
+    }
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(server.post, "/v1/completions", {"prompt": "x", "max_tokens": 4, "ignore_eos": True})
+        status, answer = server.post("/v1/completions", body)
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "grammar_too_costly", "ebnf"), answer
+    assert other.result()[0] == 200
+    assert server.post("/v1/completions", {"prompt": "x", "regex": "ok"})[1]["choices"][0]["text"] == "ok"

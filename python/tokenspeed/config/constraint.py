@@ -120,11 +120,16 @@ def _format(part: Any, path: str, depth: int) -> Any:
         return [_format(item, f"{path}/{i}", depth + 1) for i, item in enumerate(part)]
     if not isinstance(part, dict):
         return part
-    if part.get("type") == "json_schema" and "json_schema" in part:
+    needed = {"json_schema": "json_schema", "regex": "pattern"}.get(str(part.get("type")))
+    if needed is not None and needed not in part:
+        raise SchemaError(path, f"a format of the type {part['type']!r} has a {needed!r}")
+    if needed == "json_schema":
         try:
             return {**part, "json_schema": normal_schema(part["json_schema"])}
         except SchemaError as error:
             raise SchemaError(f"{path}/json_schema", str(error)) from None
-    if part.get("type") == "regex" and isinstance(part.get("pattern"), str):
+    if needed == "pattern":
+        if not isinstance(part["pattern"], str):
+            raise SchemaError(path, "the 'pattern' of a format is a string")
         check_regex(part["pattern"], path)
     return {key: _format(value, f"{path}/{key}", depth + 1) for key, value in part.items()}

@@ -30,7 +30,7 @@ from tokenspeed.config.sampling import (
 from tokenspeed.engine.messages import Add, Rejection
 from tokenspeed.engine.records import RequestRecord, RequestTable
 from tokenspeed.engine.turns import Verdict
-from tokenspeed.grammar import Compiled, CompiledGrammar
+from tokenspeed.grammar import Compiled, CompiledGrammar, Meter
 from tokenspeed.sampling import ProcessorError, load_processor
 from tokenspeed_cc import RequestSpec, Scheduler
 
@@ -62,6 +62,7 @@ class Admission:
         self._scheduler = scheduler
         self._requests = requests
         self._grammars = grammars
+        self.meter = Meter()
         self._compiling: dict[int, RequestRecord] = {}
         self._seed = secrets.randbits(63) if config.seed is None else config.seed
         self._num_drawn = 0
@@ -132,7 +133,7 @@ class Admission:
             if outcome.grammar is None:
                 code = "grammar_error" if verdict.status == 400 else "grammar_unavailable"
                 raise RequestError(constraint.kind, code, f"{constraint.kind}: {verdict.error}")
-            record.grammar = outcome.grammar
+            record.grammar = self.meter.of(record.request_id, outcome.grammar)
             self._queue(record)
         except RequestError as error:
             return record, Rejection(record.rid, verdict.status or 400, error.field, error.code, error.message)

@@ -291,6 +291,7 @@ def _loop(
     )
     loop.mirror = ranks.mirror
     loop.profiler.rank = f"dp{config.parallel.data_rank}-tp{ranks.group.rank}"
+    loop.leads = ranks.leads
     loop.log.muted = not ranks.leads
     try:
         loop.log.tracer = make_tracer("tokenspeed-engine", config.operations.traces_endpoint if ranks.leads else None)

@@ -42,7 +42,7 @@ from tokenspeed.engine.runner import NewSlot, StepWork
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.tier import NO_TIER, Tier
 from tokenspeed.engine.turns import Mirror, NoMirror
-from tokenspeed.sampling import RowFailure
+from tokenspeed.sampling import COSTLY_GRAMMAR, RowFailure
 from tokenspeed_cc import Plan, Scheduler
 
 IDLE_WAIT_S = 0.25
@@ -84,6 +84,8 @@ class EngineLoop:
         self._paused = False
         self._held_back = False
         """Whether a pause is why nothing could be planned."""
+        self.leads = True
+        """Whether this is the first rank; set before the first turn only."""
         self.after_turn: Callable[[], None] = nothing
         """Called at the end of every turn; set before the first one only."""
         self.mirror: Mirror = NoMirror()
@@ -116,6 +118,9 @@ class EngineLoop:
         while len(self._in_flight) > self._overlap_depth or (self._in_flight and not launched):
             self._settle()
             launched = True  # what settled may have made room: plan again before waiting for more
+        costly = self.admission.meter.take()
+        if costly and self.leads:  # ranks measure different times, and must end the same
+            self.end_costly(costly)
         self._publish()
         self.after_turn()
 
@@ -151,6 +156,12 @@ class EngineLoop:
         self.mirror.operated("end", rids)
         for rid in rids:
             self._abort(self.requests.of_rid(rid), "abort")
+
+    def end_costly(self, request_ids: list[int]) -> None:
+        """End requests whose grammars hold up all others."""
+        self.mirror.operated("end_costly", request_ids)
+        for request_id in request_ids:
+            self._fail(request_id, COSTLY_GRAMMAR)
 
     @property
     def profiler(self) -> Profiler:

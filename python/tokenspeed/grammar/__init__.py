@@ -4,6 +4,7 @@
 from tokenspeed.grammar.backend import Backend, CompiledGrammar, GrammarError, Matcher, TokenTable
 from tokenspeed.grammar.compiler import Compiled, GrammarCompiler
 from tokenspeed.grammar.load import load_backend
+from tokenspeed.grammar.meter import Meter
 
 __all__ = [
     "Backend",
@@ -12,6 +13,7 @@ __all__ = [
     "GrammarCompiler",
     "GrammarError",
     "Matcher",
+    "Meter",
     "TokenTable",
     "load_backend",
 ]

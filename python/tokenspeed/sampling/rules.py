@@ -37,7 +37,9 @@ NUMERICAL_ERROR = RowFailure(500, "numerical_error", "", "the model's logits for
 DEAD_END = RowFailure(
     400, "grammar_dead_end", "", "no token of this model's vocabulary continues the output within its grammar"
 )
-
+COSTLY_GRAMMAR = RowFailure(
+    400, "grammar_too_costly", "", "the output's grammar is so ambiguous that matching it takes too long"
+)
 NOTHING_LEFT = RowFailure(
     400, "no_token_left", "allowed_token_ids", "allowed_token_ids, bad_token_ids and bad_words bar every token together"
 )

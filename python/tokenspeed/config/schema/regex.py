@@ -16,6 +16,7 @@ from tokenspeed.config.schema.error import SchemaError
 
 MAX_REGEX_CHARS = 16_384
 MAX_REGEX_DEPTH = 100
+_MAX_COUNT = 9_999_999
 
 Ranges = tuple[tuple[int, int], ...]
 """Code points from and to, each inclusive; ascending, neither overlapping nor adjacent."""
@@ -117,6 +118,19 @@ def is_never(node: Node) -> bool:
     return node.low > 0 and is_never(node.part)
 
 
+def _repeated(part: Node, low: int, high: int | None) -> Node:
+    """`part` so many times, two counts as one where they are: the library's parsers take a count of counts in every
+    way that it can be split."""
+    if not isinstance(part, Repeat) or part.low > 1:
+        return Repeat(part, low, high)
+    most = None if high is None or part.high is None else part.high * high
+    if high == 0 or part.high == 0:
+        most = 0
+    return (
+        Repeat(part, low, high) if most is not None and most > _MAX_COUNT else Repeat(part.part, part.low * low, most)
+    )
+
+
 class _Reader:
     def __init__(self, pattern: str, path: str, is_search: bool) -> None:
         self.pattern = pattern
@@ -206,7 +220,7 @@ class _Reader:
         self._takes("?")  # lazy or not, the same texts match
         if self._peek() and self._peek() in "*+?":
             raise self._error(f"nothing to repeat before {self._peek()!r}")
-        return Repeat(part, low, high)
+        return _repeated(part, low, high)
 
     def _count(self) -> tuple[int, int | None]:
         """{n}, {n,} or {n,m}."""
@@ -217,7 +231,7 @@ class _Reader:
             raise self._error("a brace that counts nothing must be escaped")
         if comma and high and int(high) < int(low):
             raise self._error(f"the count {{{body}}} ends before it begins")
-        if max(len(low), len(high)) > 7:
+        if max(len(low), len(high)) > len(str(_MAX_COUNT)):
             raise self._error(f"the count {{{body}}} is too large")
         self.at += len(body) + 2
         return int(low), (int(high) if high else None) if comma else int(low)

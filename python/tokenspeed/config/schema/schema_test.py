@@ -10,6 +10,7 @@ import pytest
 
 from tokenspeed.config.constraint import Constraint, ConstraintError
 from tokenspeed.config.schema import SchemaError, check_regex, normal_schema
+from tokenspeed.config.schema.regex import Repeat, Set, read_regex
 
 INTEGER, STRING = {"type": "integer"}, {"type": "string"}
 
@@ -191,6 +192,28 @@ def test_other_regular_expressions_are_named(pattern: str, named: str) -> None:
     assert named in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "same"),
+    [
+        ("(a*)*b", "a*b"),
+        ("(a{0,9}){0,10}", "a{0,90}"),
+        ("(a?)+", "a*"),
+        ("(a+)?", "a*"),
+        ("(a{1,3}){2,4}", "a{2,12}"),
+        ("(a{1,3}){0}", "a{0,0}"),
+        ("(a{0}){5}", "a{0,0}"),
+    ],
+)
+def test_a_count_of_counts_is_one_count(pattern: str, same: str) -> None:
+    assert read_regex(pattern, "#") == read_regex(same, "#")
+
+
+@pytest.mark.parametrize("pattern", ["(a{2,3}){2}", "(a{9999}){9999}", "(a{0,9999999}){2}", "(ab*)*"])
+def test_other_counts_of_counts_stay(pattern: str) -> None:
+    found = read_regex(pattern, "#")
+    assert isinstance(found, Repeat) and not isinstance(found.part, Set)
+
+
 def test_a_constraint_behind_reasoning_is_a_structural_tag() -> None:
     prepared = Constraint("json_schema", '{"type":"integer","minimum":1.5}', "</think>").prepared()
     elements = json.loads(prepared.text)["format"]["elements"]
@@ -219,6 +242,8 @@ def test_schemas_inside_a_structural_tag_are_checked_and_the_older_form_is_under
         ("regex", "\ud800", "invalid_regex"),
         ("ebnf", "x" * 300_000, "invalid_grammar"),
         ("structural_tag", "[]", "invalid_structural_tag"),
+        ("structural_tag", '{"format":{"type":"json_schema"}}', "invalid_structural_tag"),
+        ("structural_tag", '{"format":{"type":"regex","pattern":5}}', "invalid_structural_tag"),
     ],
     ids=lambda value: value[:20],
 )
