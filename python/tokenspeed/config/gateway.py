@@ -39,6 +39,7 @@ from tokenspeed.config.gateway_listeners import (
     listener_config,
     log_config,
 )
+from tokenspeed.config.gateway_priorities import PRIORITY_FLAGS, PriorityConfig, priority_config
 from tokenspeed.config.gateway_refused import REFUSED
 from tokenspeed.config.gateway_routing import (
     ROUTING_FLAGS,
@@ -151,6 +152,8 @@ class GatewayConfig:
     retry: RetryConfig
     breaker: BreakerConfig
     limits: LimitConfig
+    priorities: PriorityConfig | None
+    """None: first come, first served."""
     drain: DrainConfig
     history: HistoryConfig
     connections: ConnectionConfig
@@ -231,6 +234,7 @@ HONOURED: tuple[Flag, ...] = (
     ),
     _flag("--tls-cert-path", "str", None, _SECURITY, "certificate chain of the server"),
     _flag("--tls-key-path", "str", None, _SECURITY, "its private key"),
+    *PRIORITY_FLAGS,
     *HTTP_FLAGS,
     *HISTORY_FLAGS,
 )
@@ -272,6 +276,7 @@ def _one_value_each(argv: Sequence[str]) -> list[str]:
 def _resolve(values: dict[str, Any]) -> GatewayConfig:
     _check_ranges(values)
     concurrent = values["max_concurrent_requests"]
+    limit = max(4096, 1024 * (os.cpu_count() or 1)) if concurrent < 0 else concurrent
     return GatewayConfig(
         host=values["host"],
         port=values["port"],
@@ -309,7 +314,7 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
             successes=values["cb_success_threshold"],
         ),
         limits=LimitConfig(
-            max_concurrent_requests=max(4096, 1024 * (os.cpu_count() or 1)) if concurrent < 0 else concurrent,
+            max_concurrent_requests=limit,
             queue_size=values["queue_size"],
             queue_timeout_s=values["queue_timeout_secs"],
             request_timeout_s=values["request_timeout_secs"],
@@ -317,6 +322,7 @@ def _resolve(values: dict[str, Any]) -> GatewayConfig:
             idle_connection_timeout_s=values["idle_connection_timeout_secs"],
             requests_per_s=values["rate_limit_tokens_per_second"] or 0.0,
         ),
+        priorities=priority_config(values, limit),
         drain=DrainConfig(values["shutdown_settle_secs"], values["shutdown_grace_period_secs"]),
         history=history_config(values),
         connections=connection_config(values),

@@ -114,10 +114,7 @@ REFUSED: tuple[Flag, ...] = (
     _no("--tenant-header-name", "str", "x-smg-tenant-id", _TENANTS),
     # Rate Limiting
     # Priority Scheduler
-    _no("--priority-scheduler-enabled", "switch", False, _RATES),
-    _no("--priority-scheduler-default-max-class", "str", "default", _RATES),
-    _no("--priority-scheduler-config", "str", None, _RATES),
-    _no("--priority-scheduler-tenant-metric-top-n", "int", 32, _RATES),
+    _no("--priority-scheduler-tenant-metric-top-n", "int", 32, _TENANTS),
     # Tenant Rate Limit
     _no("--tenant-rate-limit-enabled", "switch", False, _RATES),
     _no("--tenant-rate-limit-config", "str", None, _RATES),

@@ -29,11 +29,12 @@ from tokenspeed.gateway.history.redis import RedisBackend
 from tokenspeed.gateway.history.sqlite import SqliteBackend
 from tokenspeed.gateway.history.store import Backend, BackendError, History
 from tokenspeed.gateway.http.admin import AdminApi, Drain
-from tokenspeed.gateway.http.admission import Admission
+from tokenspeed.gateway.http.admission import Admission, rate_limit
 from tokenspeed.gateway.http.auth import KeyCheck
 from tokenspeed.gateway.http.connections import Connections, LoopFaults, room_for_connections
 from tokenspeed.gateway.http.gauges import WorkerGauges
 from tokenspeed.gateway.http.logs import LogsUnwritable, configure_logs
+from tokenspeed.gateway.http.priorities import PriorityAdmission
 from tokenspeed.gateway.http.server import HttpOptions, Server
 from tokenspeed.gateway.http.service import Service
 from tokenspeed.gateway.http.sse import KeepAlive
@@ -91,7 +92,9 @@ def share_of(config: GatewayConfig, member: Member) -> GatewayConfig:
     history = config.history
     if history.backend == "memory" or (history.backend == "sqlite" and not history.has_file):
         history = replace(history, backend="sqlite", path=member.history_path)
-    return replace(config, port=member.port, limits=limits, connections=connections, history=history)
+    priorities = None if config.priorities is None else config.priorities.share(member.count)
+    shared = replace(config, limits=limits, connections=connections, priorities=priorities)
+    return replace(shared, port=member.port, history=history)
 
 
 async def _serve(config: GatewayConfig) -> None:
@@ -218,7 +221,7 @@ def _service(
     service = Service(
         model,
         router,
-        Admission(limits.max_concurrent_requests, limits.queue_size, limits.queue_timeout_s, limits.requests_per_s),
+        _admission(config, metrics),
         RetryPolicy(**asdict(config.retry)),
         keep_alive,
         metrics,
@@ -230,6 +233,14 @@ def _service(
     except TracesUnavailable as error:
         raise StartError(f"--enable-trace: {error}", 2) from None
     return service
+
+
+def _admission(config: GatewayConfig, metrics: GatewayMetrics) -> Admission | PriorityAdmission:
+    limits = config.limits
+    rate = rate_limit(limits.requests_per_s, limits.max_concurrent_requests)
+    if config.priorities is not None:
+        return PriorityAdmission(limits.max_concurrent_requests, config.priorities, rate, metrics.scheduler)
+    return Admission(limits.max_concurrent_requests, limits.queue_size, limits.queue_timeout_s, rate)
 
 
 def _http_options(config: GatewayConfig, connections: Connections) -> HttpOptions:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from tokenspeed.observability.histograms import Histograms, Series
+from tokenspeed.observability.scheduler_metrics import SchedulerMetrics
 from tokenspeed.observability.worker_metrics import WorkerMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -100,6 +101,7 @@ class GatewayMetrics:
         self._make_tokenizer()
         self._make_turns()
         self.workers = WorkerMetrics(self.registry, self._count)
+        self.scheduler = SchedulerMetrics(self.registry)
 
     def _route(self, route: RouteLabels) -> _Route:
         """What is counted of `route`. A request counts a dozen times, which the library does under a lock each, after

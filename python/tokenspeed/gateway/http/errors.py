@@ -74,6 +74,8 @@ class ApiError(Exception):
         headers = {"x-smg-error-code": self.code}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(self.retry_after_s)
+        if self.code == "scheduler_preempted":
+            headers["x-smg-preempted"] = "true"
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return headers

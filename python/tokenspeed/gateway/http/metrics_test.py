@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.processes import wait_until
-from tokenspeed.gateway.http.admission import Admission
+from tokenspeed.gateway.http.admission import Admission, rate_limit
 from tokenspeed.gateway.http.errors import ApiError
 from tokenspeed.gateway.testing.fake_engine import Step, replying
 from tokenspeed.gateway.testing.running import RunningGateway, ids
@@ -135,7 +135,7 @@ async def _come(admission: Admission) -> int | None:
 
 def test_requests_beyond_the_rate_are_429_until_time_has_passed() -> None:
     now_s = [0.0]
-    admission = Admission(3, 10, 1.0, 0.5, lambda: now_s[0])
+    admission = Admission(3, 10, 1.0, rate_limit(0.5, 3, lambda: now_s[0]))
 
     def come(number: int) -> list[int | None]:
         return [asyncio.run(_come(admission)) for _ in range(number)]

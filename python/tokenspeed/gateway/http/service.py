@@ -25,6 +25,7 @@ from tokenspeed.gateway.http.admission import Admission
 from tokenspeed.gateway.http.body import read_body
 from tokenspeed.gateway.http.errors import ApiError, invalid
 from tokenspeed.gateway.http.gauges import WorkerGauges
+from tokenspeed.gateway.http.priorities import Place, PriorityAdmission
 from tokenspeed.gateway.http.request_ids import new_id
 from tokenspeed.gateway.http.sse import EventStream, KeepAlive
 from tokenspeed.gateway.http.timeouts import TimeLimit, Timeouts
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _ROUTING_KEY = "x-smg-routing-key"
 _TARGET = "x-smg-target-worker"
+_PRIORITY = "x-smg-priority"
 _ROUTED = "x-smg-routed-worker-id"
 ROUTED = web.RequestKey("routed", str)
 """URL of the worker that a request went to last."""
@@ -55,7 +57,7 @@ class Service:
         self,
         model: ServedModel,
         router: Router,
-        admission: Admission,
+        admission: Admission | PriorityAdmission,
         retry: RetryPolicy,
         keep_alive: KeepAlive,
         metrics: GatewayMetrics,
@@ -93,6 +95,7 @@ class Service:
         """The text of /metrics of this process."""
         self.gauges.refresh()
         places = self.admission
+        places.show()
         allowed, rejected = self._admissions_told
         self._admissions_told = (places.num_let_in, places.num_rejected)
         self.metrics.admission(places.num_admitted, places.num_waiting, places.num_rejected - rejected)
@@ -108,10 +111,13 @@ class Service:
         span = self.tracer.begin(f"{request.method} {request.path}", request.headers.get("traceparent"))
         with _Arrival(self, request_id, span) as arrival:
             body = await read_body(request)  # before a place is taken: clients may be slow
-            async with self.admission:
+            place = self.admission.place(request.headers.get(_PRIORITY))
+            async with place:
                 job = await make_job(body, self.model, new_id(24))
                 asked = Asked(job.prompts[0], self._routing_key(request), request.headers.get(_TARGET, ""))
                 with _Run(self, job, asked, arrival) as run:
+                    if isinstance(place, Place):
+                        place.begun = run.has_begun
                     try:
                         if job.stream:
                             return await run.stream(EventStream(request, {"x-request-id": request_id}))
@@ -123,7 +129,7 @@ class Service:
     async def run(self, job: Job) -> None:
         """Run a job whose answer nobody waits for; its format keeps it. Raises `ApiError`."""
         with _Arrival(self, job.request_id, self.tracer.begin("background response", None)) as arrival:
-            async with self.admission:
+            async with self.admission.place(None):
                 with _Run(self, job, Asked(job.prompts[0], ""), arrival) as run:
                     await run.whole()
 
@@ -245,6 +251,10 @@ class _Run:
     def answered(self) -> bool:
         """Whether the client has got something."""
         return self._events is not None and self._events.answered
+
+    def has_begun(self) -> bool:
+        """Whether the head of the answer is out."""
+        return self._events is not None and self._events.started
 
     def on_retry(self, attempt: int, pause_s: float) -> None:
         """An attempt failed, and another one comes."""

@@ -21,6 +21,9 @@ _PER_PROCESS = frozenset(
         "smg_cache_tree_tokens",
         "smg_engine_gen_throughput",
         "smg_http_connections_active",
+        "smg_scheduler_inflight",
+        "smg_scheduler_queue_depth",
+        "smg_scheduler_queue_size_limit",
         "smg_worker_requests_active",
     }
 )
