@@ -9,6 +9,7 @@ Fields that nobody knows are ignored, as OpenAI's clients expect.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -188,6 +189,11 @@ def convert(fields: Mapping[str, Any], kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
+        # 16.0 is an integer too (JSON Schema, draft 6 on), and what some languages write for one.
+        whole = {name: int(value) for name, value in fields.items() if isinstance(value, float) and value.is_integer()}
+        if whole:
+            with contextlib.suppress(msgspec.ValidationError):
+                return msgspec.convert({**fields, **whole}, kind)
         raise _invalid_field(str(error), where) from None
 
 

@@ -41,3 +41,15 @@ def test_priority_and_cache_salt_reach_the_engine_in_every_api(gateway: RunningG
 def test_a_priority_or_salt_that_cannot_be_kept_is_refused(gateway: RunningGateway, field: str, value: Any) -> None:
     status, answer = gateway.post("/v1/chat/completions", {**CHAT, field: value})
     assert (status, answer["error"]["param"]) == (400, field)
+
+
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    with RunningGateway([replying(ids("x" * 20))]) as gateway:
+        for name in ("max_tokens", "max_completion_tokens"):
+            body = f'{{"messages": [{{"role": "user", "content": "hi"}}], "{name}": 3.0, "n": 1e0, "temperature": 0.0}}'
+            status, answer = gateway.post("/v1/chat/completions", body.encode())
+            assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
+        for value in ("3.5", "1e300", '"3"'):
+            body = f'{{"messages": [{{"role": "user", "content": "hi"}}], "max_tokens": {value}}}'
+            status, answer = gateway.post("/v1/chat/completions", body.encode())
+            assert (status, answer["error"]["param"]) == (400, "max_tokens")
