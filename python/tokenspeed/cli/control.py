@@ -32,10 +32,17 @@ Info = Callable[[], Mapping[str, Any]]
 class ControlServer:
     """Listens from construction to `close`. `engine_urls`: of every replica; all are asked, and answer as one.
     `info`: what /get_server_info tells. `api_key`: what callers must present and what the engine asks for; None for
-    nothing. Raises OSError for a taken port."""
+    nothing. `gateway_key`: what the gateway asks for; who has presented our key need not know it.
+    Raises OSError for a taken port."""
 
     def __init__(
-        self, port: int, gateway_url: str, engine_urls: Sequence[str], api_key: str | None, info: Info
+        self,
+        port: int,
+        gateway_url: str,
+        engine_urls: Sequence[str],
+        api_key: str | None,
+        gateway_key: str | None,
+        info: Info,
     ) -> None:
         routes: dict[tuple[str, str], Handler] = {
             (method, path): _absent(path, why) for method in ("GET", "POST") for path, why in ABSENT_PATHS.items()
@@ -48,8 +55,8 @@ class ControlServer:
         routes["GET", "/get_server_info"] = lambda _: json_answer(200, info())
         routes["GET", "/health_generate"] = lambda _: json_answer(200, {"status": "ok"})
         routes["GET", "/metrics"] = _relay_to_all("GET", "/metrics", engine_urls, None)
-        passed_on = {path: PassOn(gateway_url) for path in GATEWAY_PATHS}
-        passed_on["/health_check"] = PassOn(gateway_url, "/generate", _ONE_TOKEN)
+        passed_on = {path: PassOn(gateway_url, key=gateway_key) for path in GATEWAY_PATHS}
+        passed_on["/health_check"] = PassOn(gateway_url, "/generate", _ONE_TOKEN, gateway_key)
         paths = Paths(frozenset({"/health", "/metrics"}), LARGE_PATHS | {*GATEWAY_PATHS}, QUERY_PATHS, passed_on)
         self._endpoint = Endpoint("127.0.0.1", port, routes, api_key, paths)
         self.port = self._endpoint.port

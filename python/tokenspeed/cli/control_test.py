@@ -18,7 +18,12 @@ from tokenspeed.observability.endpoint import Answer, Endpoint, json_answer
 @pytest.fixture
 def control() -> Iterator[ControlServer]:
     server = ControlServer(
-        0, "http://127.0.0.1:9", ["http://127.0.0.1:9"], None, lambda: {"version": "1", "server_args": {"seed": None}}
+        0,
+        "http://127.0.0.1:9",
+        ["http://127.0.0.1:9"],
+        None,
+        None,
+        lambda: {"version": "1", "server_args": {"seed": None}},
     )
     yield server
     server.close()
@@ -44,7 +49,7 @@ def test_the_metrics_are_the_engines_and_503_while_there_is_none(control: Contro
     assert ask(control, "/metrics")[0] == 503
     text = b"tokenspeed:num_requests_total 1\n"
     engine = Endpoint("127.0.0.1", 0, {("GET", "/metrics"): lambda _: Answer(200, "text/plain; version=1", text)})
-    relay = ControlServer(0, "http://127.0.0.1:9", [f"http://127.0.0.1:{engine.port}"], None, dict)
+    relay = ControlServer(0, "http://127.0.0.1:9", [f"http://127.0.0.1:{engine.port}"], None, None, dict)
     with urllib.request.urlopen(f"http://127.0.0.1:{relay.port}/metrics", timeout=10) as response:
         assert (response.headers["content-type"], response.read()) == ("text/plain; version=1", text)
     relay.close()
@@ -66,7 +71,7 @@ def test_controls_are_passed_on_with_their_body_and_the_key_and_the_answer_comes
         return json_answer(409, {"got": dict(body)})
 
     engine = Endpoint("127.0.0.1", 0, {("POST", "/pause_generation"): pause}, "s3cret")
-    relay = ControlServer(0, "http://127.0.0.1:9", [f"http://127.0.0.1:{engine.port}"], "s3cret", dict)
+    relay = ControlServer(0, "http://127.0.0.1:9", [f"http://127.0.0.1:{engine.port}"], "s3cret", None, dict)
     assert ask(relay, "/pause_generation", b'{"mode": "keep"}')[0] == 401
     body, headers = b'{"mode": "keep"}', {"Authorization": "Bearer s3cret"}
     request = urllib.request.Request(f"http://127.0.0.1:{relay.port}/pause_generation", body, headers)
@@ -91,7 +96,7 @@ def test_replicas_join_a_trainers_group_one_after_the_other_and_sleep_by_a_query
 
     engines = [engine(number) for number in range(3)]
     urls = [f"http://127.0.0.1:{each.port}" for each in engines]
-    relay = ControlServer(0, "http://127.0.0.1:9", urls, None, dict)
+    relay = ControlServer(0, "http://127.0.0.1:9", urls, None, None, dict)
     assert ask(relay, "/init_weights_update_group", b'{"rank_offset": 1, "world_size": 13}')[0] == 200
     assert sorted((number, body["rank_offset"]) for number, body in seen) == [(0, 1), (1, 5), (2, 9)]
     seen.clear()
@@ -100,3 +105,28 @@ def test_replicas_join_a_trainers_group_one_after_the_other_and_sleep_by_a_query
     relay.close()
     for each in engines:
         each.close()
+
+
+@pytest.mark.parametrize("path", ["/generate", "/health_check"])
+def test_who_has_the_control_key_needs_no_key_of_the_gateway(path: str) -> None:
+    def generate(body: Mapping[str, Any]) -> Answer:
+        return json_answer(200, {"text": "yes"})
+
+    gateway = Endpoint("127.0.0.1", 0, {("POST", "/generate"): generate}, "gateway's")
+    relay = ControlServer(0, f"http://127.0.0.1:{gateway.port}", ["http://127.0.0.1:9"], "control's", "gateway's", dict)
+
+    def status(key: str) -> int:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{relay.port}{path}",
+            None if path == "/health_check" else b"{}",
+            {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert [status(key) for key in ("control's", "gateway's", "")] == [200, 401, 401]
+    relay.close()
+    gateway.close()

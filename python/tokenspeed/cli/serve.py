@@ -316,6 +316,7 @@ def supervisor_config(split: Split, gateway: GatewayConfig, engine_ports: Sequen
         control_port=control_port,
         control_is_asked="control_port" in split.supervisor.given,
         control_key=split.engine.values["rl_control_api_key"],
+        gateway_key=next(iter(gateway.api_keys), None),
         server_args={
             name: value
             for name, value in (split.engine.values | split.supervisor.values).items()

@@ -53,6 +53,8 @@ class SupervisorConfig:
     control_is_asked: bool
     """Whether the user named the port: then it must be had."""
     control_key: str | None
+    gateway_key: str | None
+    """One that the gateway takes; None where it asks for none."""
     server_args: Mapping[str, Any]
     """What the control server tells about the flags."""
 
@@ -113,6 +115,7 @@ class Supervisor:
                 self._config.base_url,
                 self._config.engine_urls,
                 self._config.control_key,
+                self._config.gateway_key,
                 lambda: {**self._config.server_args, **facts},
             )
         except OSError as error:

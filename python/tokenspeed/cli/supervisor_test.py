@@ -52,8 +52,9 @@ def run(
 ) -> tuple[int, str]:
     """(status, everything said); when `signal_after` has been said, this process gets SIGTERM."""
     port, out = free_port(), io.StringIO()
+    engines, no_keys = ("http://127.0.0.1:9",), (None, None)
     config = SupervisorConfig(
-        "127.0.0.1", port, False, 30.0, 20.0, drain_timeout_s, restarts, ("http://127.0.0.1:9",), None, False, None, {}
+        "127.0.0.1", port, False, 30.0, 20.0, drain_timeout_s, restarts, engines, None, False, *no_keys, {}
     )
     supervisor = Supervisor(config, ["-c", engine], ["-c", GATEWAY.format(port=port, drain=drain_s)], out)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenspeed.config.control_paths import ABSENT_PATHS
 from tokenspeed.engine.errors import EngineDeadError, OperationError
+from tokenspeed.engine.flattened import is_flattened
 from tokenspeed.engine.group_fields import DEFAULT_GROUP, facts_of, group_of
 from tokenspeed.engine.named_tensors import named_tensors
 from tokenspeed.engine.occupation import TAGS
@@ -23,6 +24,7 @@ Body = Mapping[str, Any]
 
 PAUSE_LIMIT_S = 600.0
 _DONE = {"success": True, "message": "done"}
+_ASKED = ("weight_version", "flush_cache", "abort_all_requests")
 
 
 def control_routes(operations: AnyOperations, info: Callable[[], Mapping[str, Any]]) -> dict[tuple[str, str], Handler]:
@@ -115,23 +117,23 @@ def _name_weights(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
 
 
 def _from_disk(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
-    _know(body, {"model_path", "load_format", "weight_version", "flush_cache"})
+    _know(body, {"model_path", "load_format", *_ASKED})
     path, load_format = text(body, "model_path", None), text(body, "load_format", "auto")
     operations.updates.from_disk(path, load_format, _asked(body))
     return _updated(operations)
 
 
 def _from_tensors(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
-    _know(body, {"serialized_named_tensors", "weight_version", "flush_cache"})
-    asked = _asked(body)
-    operations.updates.from_tensors(named_tensors(body.get("serialized_named_tensors")), asked)
+    _know(body, {"serialized_named_tensors", "load_format", *_ASKED})
+    asked, flattened = _asked(body), is_flattened(body.get("load_format"))
+    operations.updates.from_tensors(named_tensors(body.get("serialized_named_tensors"), flattened), asked)
     return _updated(operations)
 
 
 def _from_group(operations: AnyOperations, body: Body) -> Mapping[str, Any]:
-    _know(body, {"names", "dtypes", "shapes", "group_name", "weight_version", "flush_cache"})
+    _know(body, {"names", "dtypes", "shapes", "group_name", "load_format", *_ASKED})
     asked, name = _asked(body), text(body, "group_name", DEFAULT_GROUP)
-    operations.updates.from_group(name, facts_of(body), asked)
+    operations.updates.from_group(name, facts_of(body), asked, is_flattened(body.get("load_format")))
     return _updated(operations)
 
 
@@ -153,10 +155,14 @@ def _updated(operations: AnyOperations) -> Mapping[str, Any]:
 
 
 def _asked(body: Body) -> Asked:
-    flush = body.get("flush_cache")
-    if flush is not None and not isinstance(flush, bool):
-        raise OperationError(400, "flush_cache must be true or false")
-    return Asked(_version(body), bool(flush))
+    return Asked(_version(body), _switch(body, "flush_cache"), _switch(body, "abort_all_requests"))
+
+
+def _switch(body: Body, field: str) -> bool:
+    value = body.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise OperationError(400, f"{field} must be true or false")
+    return bool(value)
 
 
 def _start_update(operations: AnyOperations, body: Body) -> Mapping[str, Any]:

@@ -152,6 +152,22 @@ def test_a_trainer_that_dies_amid_its_tensors_changes_nothing_and_another_may_co
     engine.destroy_weights_update_group()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_bucket_of_all_tensors_is_served_as_they_are(
+    start_engine: StartEngine, tmp_path: Path, trainers: list[Trainer], ranks: int
+) -> None:
+    old, new = checkpoint(tmp_path / "old", 1), checkpoint(tmp_path / "new", 2)
+    options: dict[str, Any] = {"load_format": "auto", "tensor_parallel_size": ranks}
+    expected = answer_of(start_engine(model=new, **options))
+    engine = start(start_engine, model=old, **options)
+    trainer = joined(engine, trainers, ranks)
+    trainer.is_told(f"flat {new}/model.safetensors")
+    told = facts(f"{new}/model.safetensors") | {"load_format": "flattened_bucket", "weight_version": "v2"}
+    assert ask(engine, UPDATE, told)[0] == 200
+    assert trainer.tells() == "sent"
+    assert answer_of(engine) == expected and engine.weight_version == "v2"
+
+
 def test_what_is_wrong_with_a_group_is_said_by_field_and_none_is_joined(
     start_engine: StartEngine, tmp_path: Path
 ) -> None:
@@ -184,7 +200,7 @@ def test_what_is_wrong_with_a_group_is_said_by_field_and_none_is_joined(
         ({"names": [told["names"][1], *told["names"][1:]]}, "comes twice"),
         ({"names": [], "dtypes": [], "shapes": []}, "names"),
         ({"names": None}, "names"),
-        ({"load_format": "flattened_bucket"}, "load_format"),
+        ({"load_format": "direct"}, "load_format"),
     ]
     for change, why in several:
         status, answer = ask(engine, UPDATE, told | change)

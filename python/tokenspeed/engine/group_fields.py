@@ -41,8 +41,8 @@ def facts_of(body: Mapping[str, Any]) -> list[TensorFacts]:
         if len(values) != len(names):
             raise OperationError(400, f"{field}: {len(values)} for {len(names)} names")
     facts = [
-        TensorFacts(_name(names, index), _dtype(dtypes[index], index), _shape(shapes[index], index))
-        for index in range(len(names))
+        TensorFacts(_name(names, index), dtype_of(dtype, f"dtypes[{index}]"), shape_of(shape, f"shapes[{index}]"))
+        for index, (dtype, shape) in enumerate(zip(dtypes, shapes))
     ]
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else None
     if twice:
@@ -63,17 +63,17 @@ def _name(names: list[Any], index: int) -> str:
     return str(names[index])
 
 
-def _dtype(value: Any, index: int) -> torch.dtype:
+def dtype_of(value: Any, where: str) -> torch.dtype:
     """Under the name that torch prints, with "torch." or without."""
     found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else None
     if not isinstance(found, torch.dtype):
-        raise OperationError(400, f"dtypes[{index}]: {value!r} is no dtype of torch")
+        raise OperationError(400, f"{where}: {value!r} is no dtype of torch")
     return found
 
 
-def _shape(value: Any, index: int) -> tuple[int, ...]:
+def shape_of(value: Any, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or any(type(size) is not int or not 0 <= size < 2**40 for size in value):
-        raise OperationError(400, f"shapes[{index}] must be a list of sizes")
+        raise OperationError(400, f"{where} must be a list of sizes")
     return tuple(value)
 
 

@@ -153,8 +153,8 @@ class SharedUpdates:
     def leave_group(self, name: str) -> None:
         self._operations.call("updates.leave_group", name)
 
-    def from_group(self, name: str, facts: Sequence[TensorFacts], asked: Asked) -> None:
-        self._operations.call("updates.from_group", name, facts, asked)
+    def from_group(self, name: str, facts: Sequence[TensorFacts], asked: Asked, flattened: bool) -> None:
+        self._operations.call("updates.from_group", name, facts, asked, flattened)
 
     @property
     def collects(self) -> bool:

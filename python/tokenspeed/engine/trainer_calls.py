@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
+from tokenspeed.engine.flattened import METADATA, is_flattened, unflattened
 from tokenspeed.engine.group_fields import DEFAULT_GROUP, facts_of, group_of
 from tokenspeed.engine.occupation import TAGS
 from tokenspeed.engine.replica_operations import AnyOperations
@@ -88,11 +90,15 @@ class TrainerCalls(ABC):
         group_name: str = DEFAULT_GROUP,
         weight_version: str | None = None,
         flush_cache: bool = False,
+        load_format: str | None = None,
+        abort_all_requests: bool = False,
     ) -> None:
         """Serve what the trainer broadcasts in that group, in this order, in place of the checkpoint's of these names.
-        The trainer broadcasts at the same time, on another thread or process."""
+        The trainer broadcasts at the same time, on another thread or process; with `load_format` "flattened_bucket" the
+        bytes of all tensors, one behind the other, at once. abort_all_requests: those that run or wait end with it."""
         listed = {"names": list(names), "dtypes": list(map(str, dtypes)), "shapes": list(map(list, shapes))}
-        self.operations.updates.from_group(group_name, facts_of(listed), Asked(weight_version, flush_cache))
+        asked = Asked(weight_version, flush_cache, abort_all_requests)
+        self.operations.updates.from_group(group_name, facts_of(listed), asked, is_flattened(load_format))
 
     def start_weight_update(self) -> None:
         """From here on updates are collected; `finish_weight_update` serves them all at once."""
@@ -102,17 +108,31 @@ class TrainerCalls(ABC):
         self.operations.updates.finish(weight_version)
 
     def update_weights_from_disk(
-        self, model_path: str, load_format: str = "auto", weight_version: str | None = None, flush_cache: bool = False
+        self,
+        model_path: str,
+        load_format: str = "auto",
+        weight_version: str | None = None,
+        flush_cache: bool = False,
+        abort_all_requests: bool = False,
     ) -> None:
         """Serve the checkpoint at `model_path`, all of it."""
-        self.operations.updates.from_disk(model_path, load_format, Asked(weight_version, flush_cache))
+        asked = Asked(weight_version, flush_cache, abort_all_requests)
+        self.operations.updates.from_disk(model_path, load_format, asked)
 
     def update_weights_from_tensor(
         self,
-        named_tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        named_tensors: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]],
         weight_version: str | None = None,
         flush_cache: bool = False,
+        load_format: str | None = None,
+        abort_all_requests: bool = False,
     ) -> None:
-        """Serve these tensors, copied, in place of the checkpoint's of their names."""
-        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in dict(named_tensors).items()}
-        self.operations.updates.from_tensors(tensors, Asked(weight_version, flush_cache))
+        """Serve these tensors, copied, in place of the checkpoint's of their names. load_format: "flattened_bucket" for
+        a mapping of `flattened_tensor` and `metadata` instead (engine.flattened)."""
+        held: dict[str, Any] = dict(named_tensors)
+        if is_flattened(load_format):
+            metadata = held.pop(METADATA, None)
+            tensors = unflattened(held, metadata)
+        else:
+            tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in held.items()}
+        self.operations.updates.from_tensors(tensors, Asked(weight_version, flush_cache, abort_all_requests))

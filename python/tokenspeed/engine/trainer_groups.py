@@ -62,13 +62,13 @@ class TrainerGroups:
         self._check(name)
         self._leave_all(name, on_loop)
 
-    def receive(self, name: str, facts: Sequence[TensorFacts], on_loop: OnLoop) -> list[int]:
-        """What the trainer broadcasts now: its keys in `sent`, the same on every rank. Raises OperationError when the
-        group fails; it is closed then."""
+    def receive(self, name: str, facts: Sequence[TensorFacts], flattened: bool, on_loop: OnLoop) -> list[int]:
+        """What the trainer broadcasts now, one by one or flattened into one: its keys in `sent`, the same on every
+        rank. Raises OperationError when the group fails; it is closed then."""
         self._check(name)
         first = self._sent.reserve(len(facts))
-        on_loop(lambda: self._loop.mirror.operated("hear_trainer", name, facts, first))
-        failure = self._together(lambda: self._receive(name, facts, first))
+        on_loop(lambda: self._loop.mirror.operated("hear_trainer", name, facts, first, flattened))
+        failure = self._together(lambda: self._receive(name, facts, first, flattened))
         if failure is not None:
             self._leave_all(name, on_loop)
             raise OperationError(
@@ -107,8 +107,9 @@ class TrainerGroups:
         rank = group.rank_offset + self._ranks.group.rank
         self._links[group.name] = TrainerLink(group, rank, self.device, self._timeout_s)
 
-    def _receive(self, name: str, facts: Sequence[TensorFacts], first: int) -> None:
-        for key, tensor in enumerate(self._links[name].receive(facts), first):
+    def _receive(self, name: str, facts: Sequence[TensorFacts], first: int, flattened: bool) -> None:
+        link = self._links[name]
+        for key, tensor in enumerate(link.receive_at_once(facts) if flattened else link.receive(facts), first):
             self._sent[key] = tensor
 
     def _leave(self, name: str) -> None:

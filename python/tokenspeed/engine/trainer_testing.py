@@ -2,8 +2,8 @@
 """A trainer for tests, as a program: rank 0 of a process group, made and used as training frameworks do it.
 
 `python -m tokenspeed.engine.trainer_testing PORT WORLD_SIZE NAME`. Lines on stdin are orders: "send FILE" broadcasts
-the tensors of a safetensors file by name, "send FILE N" the first N of them and dies. Each line of stdout says that
-something is done.
+the tensors of a safetensors file by name, "send FILE N" the first N of them and dies, "flat FILE" all at once. Each
+line of stdout says that something is done.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed
 from safetensors.torch import load_file
 from torch.distributed import distributed_c10d
@@ -36,8 +37,11 @@ def main() -> None:
     group = joined(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
     print("joined", flush=True)
     for line in sys.stdin:
-        _, path, *limit = line.split()
+        order, path, *limit = line.split()
         tensors = load_file(path)
+        if order == "flat":
+            row = torch.cat([tensors[name].flatten().view(torch.uint8) for name in sorted(tensors)])
+            tensors = {"row": row}
         for name in sorted(tensors)[: int(limit[0]) if limit else None]:
             torch.distributed.broadcast(tensors[name], src=0, group=group)
         if limit:

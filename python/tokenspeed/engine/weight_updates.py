@@ -33,14 +33,17 @@ _RUNNING = "requests are running, so the cache cannot be flushed; the weights ar
 @dataclass(frozen=True)
 class Asked:
     """What comes with new weights. version: their name, None to keep the one that there is. flush: empty the prefix
-    cache with the change, or refuse it while a request holds blocks. Blocks of other weights are never hit anyway."""
+    cache with the change, or refuse it while a request holds blocks. Blocks of other weights are never hit anyway.
+    abort: end the requests that run or wait, in the moment of the change."""
 
     version: str | None
     flush: bool
+    abort: bool
 
     def after(self, later: Asked) -> Asked:
         """This and what came later, in one."""
-        return Asked(self.version if later.version is None else later.version, self.flush or later.flush)
+        version = self.version if later.version is None else later.version
+        return Asked(version, self.flush or later.flush, self.abort or later.abort)
 
 
 @dataclass(frozen=True)
@@ -118,11 +121,11 @@ class WeightUpdates:
         with self.exclusive():
             self._groups.leave(name, self._calls.call)
 
-    def from_group(self, name: str, facts: Sequence[TensorFacts], asked: Asked) -> None:
-        """Serve what the trainer broadcasts now, in this order, as `from_tensors` does. It is received before anything
-        is said about it, so that the trainer is not left waiting. Raises OperationError."""
+    def from_group(self, name: str, facts: Sequence[TensorFacts], asked: Asked, flattened: bool) -> None:
+        """Serve what the trainer broadcasts now, in this order, as `from_tensors` does; flattened: all at once. It is
+        received before anything is said about it, so that the trainer is not left waiting. Raises OperationError."""
         with self.exclusive():
-            keys = self._groups.receive(name, facts, self._calls.call)
+            keys = self._groups.receive(name, facts, flattened, self._calls.call)
             self._take_sent({fact.name: key for fact, key in zip(facts, keys)}, asked)
 
     @property
@@ -136,7 +139,7 @@ class WeightUpdates:
         """From here on updates are only collected; `finish` serves them all at once. One that was started and never
         finished is dropped, and begins anew."""
         with self.exclusive():
-            self._collected = _Collected(self.weights, Asked(None, False))
+            self._collected = _Collected(self.weights, Asked(None, False, False))
             self._forget()
 
     def finish(self, version: str | None) -> None:
@@ -147,7 +150,7 @@ class WeightUpdates:
             collected = self._collected
             if collected is None:
                 raise OperationError(409, "no weight update was started; POST /start_weight_update first")
-            asked = collected.asked.after(Asked(version, False))
+            asked = collected.asked.after(Asked(version, False, False))
             try:
                 if collected.weights is not self.weights:
                     self._serve(collected.weights, asked)
@@ -202,7 +205,7 @@ class WeightUpdates:
             self._collected = _Collected(weights, self._collected.asked.after(asked))
 
     def _serve(self, weights: WeightsFrom, asked: Asked) -> None:
-        if asked.flush and self._calls.call(self._loop.load).active_blocks:
+        if asked.flush and not asked.abort and self._calls.call(self._loop.load).active_blocks:
             raise OperationError(RETRY, _RUNNING)  # before minutes of loading
         files, sleeps = weight_files(weights.source), WEIGHTS in self._memory.asleep
         model = self._loaded(weights)
@@ -231,6 +234,8 @@ class WeightUpdates:
 
     def _swap(self, model: Model, asked: Asked) -> None:
         self._loop.come_to_rest()
+        if asked.abort:
+            self._loop.abort_requests(lambda _: True)
         if asked.flush and not self._loop.flush_cache():
             self._new_weights.drop()
             raise OperationError(RETRY, _RUNNING)

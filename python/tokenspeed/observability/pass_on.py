@@ -21,11 +21,13 @@ _KEPT = ("Content-Type", "Accept", "traceparent", "X-Request-Id")
 
 @dataclass(frozen=True)
 class PassOn:
-    """url: of the other server. target, body: a POST of these in place of what the caller sent."""
+    """url: of the other server. target, body: a POST of these in place of what the caller sent. key: what the other
+    server asks for, where callers present another one here."""
 
     url: str
     target: str | None = None
     body: bytes = b""
+    key: str | None = None
 
 
 class Unanswered(Exception):
@@ -38,6 +40,8 @@ def pass_on(caller: BaseHTTPRequestHandler, to: PassOn, body: bytes, authorized_
     headers = {name: value for name in _KEPT if (value := caller.headers.get(name)) is not None}
     if authorized_there and "Authorization" in caller.headers:
         headers["Authorization"] = caller.headers["Authorization"]
+    elif not authorized_there and to.key is not None:
+        headers["Authorization"] = f"Bearer {to.key}"
     connection = _connection(to.url)
     try:
         try:

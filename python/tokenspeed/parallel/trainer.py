@@ -8,6 +8,7 @@ groups the process has. A group that has failed once is of no use any more.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,6 +71,14 @@ class TrainerLink:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         return [self._one(fact).to("cpu") for fact in facts]
+
+    def receive_at_once(self, facts: Sequence[TensorFacts]) -> list[torch.Tensor]:
+        """The same of tensors whose bytes come one behind the other, in one broadcast."""
+        lengths = [math.prod(fact.shape) * fact.dtype.itemsize for fact in facts]
+        (row,) = self.receive([TensorFacts("of all bytes", torch.uint8, (sum(lengths),))])
+        # Copies, since a view of larger elements must begin at a multiple of their size.
+        pieces = [piece.clone() for piece in torch.split(row, lengths)]
+        return [piece.view(fact.dtype).reshape(fact.shape) for piece, fact in zip(pieces, facts)]
 
     def close(self) -> None:
         """Leave. May be called twice."""
