@@ -94,6 +94,8 @@ _RULES: dict[str, Rule] = {
             "rope_theta",
             "rope_local_base_freq",
             "query_pre_attn_scalar",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
             "partial_rotary_factor",
             "routed_scaling_factor",
             "swiglu_alpha",
@@ -140,6 +142,7 @@ GGUF_RULES: dict[str, Rule] = {
         ("attention.sliding_window", "leading_dense_block_count", "expert_count", "expert_shared_count"), COUNT
     ),
     **dict.fromkeys(("rope.freq_base", "rope.scaling.factor", "rope.scaling.attn_factor"), POSITIVE),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), POSITIVE),
     **dict.fromkeys(("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"), POSITIVE),
     **dict.fromkeys(("attention.layer_norm_rms_epsilon", "rope.scaling.yarn_log_multiplier"), NUMBER),
     "expert_weights_scale": NUMBER,
@@ -166,6 +169,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
         "num_experts_per_tok": 2,
+    },
+    "Gemma2ForCausalLM": {
+        **_NO_SCALING,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
     },
     "Gemma3ForCausalLM": {
         "rope_theta": 1e6,
@@ -202,6 +215,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 # Keys by which null says something that leaving them out does not.
 _NULL_SAYS = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
     "sliding_window",
     "num_key_value_heads",
     "head_dim",

@@ -19,6 +19,7 @@ from tokenspeed.config.heads import check_split
 from tokenspeed.config.json_keys import GGUF_RULES, IDS, TEXTS, check_all, checked, read_json
 from tokenspeed.config.latent import LatentConfig, latent_from_gguf, latent_from_json
 from tokenspeed.config.model_error import ModelError
+from tokenspeed.config.model_fields import Fields, even_share, ids_of
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.config.moe import GGUF_SIGMOID, MoEConfig, moe_from_gguf, moe_from_json
 from tokenspeed.config.quantization import GGUF_TYPES, QUANTIZATION_BESIDE, Quantization, quantization_from_json
@@ -44,6 +45,7 @@ class ModelConfig:
     qkv_bias, output_bias, mlp_bias: which projections add a bias.
     qk_norm: whether queries and keys are normalised per head before rotation.
     windows: attention window of each layer, 0 for full attention.
+    attention_softcap, logits_softcap: c, where scores or logits x are c tanh(x / c); 0 for none.
     windowed_rope_theta, windowed_rope_scaling: of layers with a window; theta None: as the others.
     norm_offset: what is added to stored norm weights (1 where a checkpoint stores them around zero).
     attention_sinks: whether each head has a learned logit that takes part in the softmax without a value.
@@ -78,6 +80,8 @@ class ModelConfig:
     windows: tuple[int, ...]
     activation: Activation
     attention_scale: float
+    attention_softcap: float
+    logits_softcap: float
     windowed_rope_theta: float | None
     windowed_rope_scaling: RopeScaling | None
     norm_offset: float
@@ -122,6 +126,8 @@ class _Architecture:
     own_windowed_rope: bool = False
     """Whether layers with a window rotate with a base of their own."""
     attention_sinks: bool = False
+    soft_caps: bool = False
+    """Whether scores and logits may have one."""
     latent: bool = False
     yarn_is_truncated: bool = True
     """Whether a GGUF file means yarn's ramp to begin and end at whole pairs."""
@@ -134,6 +140,15 @@ _ARCHITECTURES = {
         _Architecture("MistralForCausalLM", "mistral", windowed=True),
         _Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True, windowed=True, first_layers_see_all=True),
         _Architecture("Qwen3ForCausalLM", "qwen3", qk_norm=True, windowed=True, first_layers_see_all=True),
+        _Architecture(
+            "Gemma2ForCausalLM",
+            "gemma2",
+            activation="gelu_tanh",
+            norm_offset=1.0,
+            windowed=True,
+            full_every=2,
+            soft_caps=True,
+        ),
         _Architecture(
             "Gemma3ForCausalLM",
             "gemma3_text",
@@ -163,6 +178,7 @@ _GGUF_ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "deepseek2": "DeepseekV2ForCausalLM",
@@ -175,6 +191,12 @@ _GGUF_WITH_EXPERTS = {
     "deepseek2": "DeepseekV2ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
 }
+# What the first converters left out.
+_GGUF_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma2": {"attention.sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+}
+# The layers of the one size whose queries are scaled by hidden_size / num_heads: GGUF files do not say it.
+_GGUF_SCALED_BY_HIDDEN = {"gemma2": 46, "gemma3": 62}
 _ACTIVATIONS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
@@ -199,7 +221,7 @@ def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfi
     values = {**read_json(file), **overrides}
     architecture = _json_architecture(values, str(file))
     values = checked(values, architecture.name, str(file))
-    fields = _Fields(values, str(file))
+    fields = Fields(values, str(file))
     _refuse_what_is_not_done(fields, architecture)
     declared_context = fields.integer("max_position_embeddings")
     rope, windowed = rope_from_json(values, architecture.own_windowed_rope, str(file))
@@ -207,7 +229,7 @@ def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfi
     num_heads, num_layers = fields.integer("num_attention_heads"), fields.integer("num_hidden_layers")
     hidden_size = fields.integer("hidden_size")
     latent = latent_from_json(values, str(file)) if architecture.latent else None
-    head_dim = latent.query_dim if latent else values.get("head_dim") or _even_share(hidden_size, num_heads, str(file))
+    head_dim = latent.query_dim if latent else values.get("head_dim") or even_share(hidden_size, num_heads, str(file))
     scale = float(values.get("query_pre_attn_scalar") or head_dim) ** -0.5
     if latent and scaling:
         scale *= scaling.latent_amplitude
@@ -232,7 +254,7 @@ def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfi
             max_position_embeddings=_context(architecture, declared_context, scaling),
             tie_word_embeddings=values.get("tie_word_embeddings", False),
             bos_token_id=_first_id(values.get("bos_token_id")),
-            eos_token_ids=_ids(values.get("eos_token_id"), generated.get("eos_token_id")),
+            eos_token_ids=ids_of(values.get("eos_token_id"), generated.get("eos_token_id")),
             dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
             qkv_bias=architecture.qkv_bias or attention_bias,
             output_bias=attention_bias and not architecture.qkv_bias,
@@ -241,6 +263,8 @@ def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfi
             windows=_windows(values, num_layers, architecture),
             activation=architecture.activation,
             attention_scale=scale,
+            attention_softcap=float(values.get("attn_logit_softcapping") or 0.0),
+            logits_softcap=float(values.get("final_logit_softcapping") or 0.0),
             windowed_rope_theta=None if windowed is None else float(windowed["rope_theta"]),
             windowed_rope_scaling=rope_scaling_from_json(windowed or {}, declared_context, str(file)),
             norm_offset=architecture.norm_offset,
@@ -255,10 +279,10 @@ def config_from_folder(folder: Path, overrides: Mapping[str, Any]) -> ModelConfi
     )
 
 
-def _refuse_what_is_not_done(fields: _Fields, architecture: _Architecture) -> None:
+def _refuse_what_is_not_done(fields: Fields, architecture: _Architecture) -> None:
     for name in ("hidden_act", "hidden_activation"):
         fields.refuse_other(name, _ACTIVATIONS[architecture.activation])
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+    for name in () if architecture.soft_caps else ("attn_logit_softcapping", "final_logit_softcapping"):
         fields.refuse_other(name, None)
     if fields.values.get("use_bidirectional_attention"):
         raise ModelError(f"{fields.where}: 'use_bidirectional_attention' is not supported (only causal attention)")
@@ -327,7 +351,8 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         raise ModelError(f"{where}: architecture {prefix!r} (general.architecture) is not supported ({known})")
     if metadata.get("split.count", 1) > 1:
         raise ModelError(f"{where}: one part of {metadata['split.count']}; merge the parts into one .gguf file first")
-    fields = _Fields({key.removeprefix(f"{prefix}."): value for key, value in metadata.items()}, where)
+    own = {key.removeprefix(f"{prefix}."): value for key, value in metadata.items()}
+    fields = Fields(_GGUF_DEFAULTS.get(prefix, {}) | own, where)
     check_all(fields.values, GGUF_RULES, where)
     architecture = _gguf_architecture(prefix, fields)
     embedding = file.tensors.get("token_embd.weight")
@@ -339,8 +364,9 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     hidden_size = fields.integer("embedding_length")
     latent = latent_from_gguf(fields.values, where) if architecture.latent else None
     said = latent.query_dim if latent else fields.values.get("attention.key_length")
-    head_dim = said or _even_share(hidden_size, num_heads, where)
-    scale = head_dim**-0.5 * (scaling.latent_amplitude if latent and scaling else 1.0)
+    head_dim = said or even_share(hidden_size, num_heads, where)
+    scaled_by = hidden_size / num_heads if num_layers == _GGUF_SCALED_BY_HIDDEN.get(prefix) else head_dim
+    scale = scaled_by**-0.5 * (scaling.latent_amplitude if latent and scaling else 1.0)
     window = fields.values.get("attention.sliding_window", 0)
     interleaves = architecture.full_every > 1
     return _checked(
@@ -361,7 +387,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             max_position_embeddings=_context(architecture, declared_context, scaling),
             tie_word_embeddings="output.weight" not in file.tensors,
             bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-            eos_token_ids=_ids(*(metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))),
+            eos_token_ids=ids_of(*(metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))),
             dtype="bfloat16",
             qkv_bias="blk.0.attn_q.bias" in file.tensors,
             output_bias="blk.0.attn_output.bias" in file.tensors,
@@ -372,6 +398,8 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             else (window,) * num_layers,
             activation=architecture.activation,
             attention_scale=scale,
+            attention_softcap=float(fields.values.get("attn_logit_softcapping", 0.0)),
+            logits_softcap=float(fields.values.get("final_logit_softcapping", 0.0)),
             windowed_rope_theta=GEMMA_WINDOWED_THETA if architecture.own_windowed_rope else None,
             windowed_rope_scaling=None,
             # Converters add the offset to the weights themselves.
@@ -386,7 +414,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     )
 
 
-def _gguf_architecture(prefix: str, fields: _Fields) -> _Architecture:
+def _gguf_architecture(prefix: str, fields: Fields) -> _Architecture:
     name = _GGUF_ARCHITECTURES[prefix]
     if fields.values.get("expert_count", 0):
         if prefix not in _GGUF_WITH_EXPERTS:
@@ -398,7 +426,7 @@ def _gguf_architecture(prefix: str, fields: _Fields) -> _Architecture:
 
 
 def _gguf_rope_scaling(
-    file: GGUFFile, fields: _Fields, declared_context: int, architecture: _Architecture
+    file: GGUFFile, fields: Fields, declared_context: int, architecture: _Architecture
 ) -> RopeScaling | None:
     divisors = _read_floats(file, "rope_freqs.weight")
     kind = fields.values.get("rope.scaling.type", "none")
@@ -437,33 +465,6 @@ def _read_floats(file: GGUFFile, name: str) -> tuple[float, ...]:
 # --------------------------------------------------------------------------------------------------- shared
 
 
-@dataclass(frozen=True)
-class _Fields:
-    """Values of one file, with its name for messages."""
-
-    values: Mapping[str, Any]
-    where: str
-
-    def integer(self, name: str) -> int:
-        value = self.values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            what = "is missing" if value is None else f"must be a positive whole number, got {value!r}"
-            raise ModelError(f"{self.where}: {name!r} {what}")
-        return value
-
-    def refuse_other(self, name: str, supported: str | None) -> None:
-        value = self.values.get(name, supported)
-        if value != supported:
-            raise ModelError(f"{self.where}: {name} {value!r} is not supported (only {supported or 'none'})")
-
-
-def _even_share(hidden_size: int, num_heads: int, where: str) -> int:
-    """The size of a head where the file does not say it."""
-    if hidden_size % num_heads:
-        raise ModelError(f"{where}: hidden size {hidden_size} does not divide among {num_heads} heads (no head_dim)")
-    return hidden_size // num_heads
-
-
 def _checked(config: ModelConfig, where: str) -> ModelConfig:
     """Numbers that disagree with each other are the file's fault; found here, not in a kernel."""
     if not isinstance(config.num_kv_heads, int) or config.num_kv_heads <= 0:
@@ -485,16 +486,6 @@ def _checked(config: ModelConfig, where: str) -> ModelConfig:
     return config
 
 
-def _ids(*values: Any) -> tuple[int, ...]:
-    """Token ids out of numbers, lists and gaps, in order, each once."""
-    found: dict[int, None] = {}
-    for value in values:
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, int):
-                found[item] = None
-    return tuple(found)
-
-
 def _first_id(value: Any) -> int | None:
-    ids = _ids(value)
+    ids = ids_of(value)
     return ids[0] if ids else None

@@ -149,6 +149,22 @@ def test_gemma3_interleaves_windows_and_rotary_bases(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "caps"),
+    [
+        ({}, (50.0, 30.0)),
+        ({"attn_logit_softcapping": None, "final_logit_softcapping": 20}, (0.0, 20.0)),
+    ],
+)
+def test_gemma2_alternates_windows_and_has_soft_caps(
+    tmp_path: Path, change: dict[str, Any], caps: tuple[float, float]
+) -> None:
+    config = load_model_config(folder_with(tmp_path, GEMMA | {"architectures": ["Gemma2ForCausalLM"]} | change))
+    assert config.windows == (32, 0, 32, 0, 32, 0, 32)
+    assert (config.attention_softcap, config.logits_softcap) == caps
+    assert (config.windowed_rope_theta, config.qk_norm, config.norm_offset) == (None, False, 1.0)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported"),
@@ -372,6 +388,27 @@ def test_gguf_gemma3_has_its_windows_and_norms_with_the_offset_added(tmp_path: P
     assert config.architecture == "Gemma3ForCausalLM"
     assert config.windows == (512,)
     assert (config.windowed_rope_theta, config.norm_offset, config.attention_scale) == (10000.0, 0.0, 0.0625)
+
+
+@pytest.mark.parametrize(("prefix", "num_layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_gguf_file_of_a_27b_scales_queries_by_another_size_than_the_head(
+    tmp_path: Path, prefix: str, num_layers: int
+) -> None:
+    own = {"block_count": num_layers, "embedding_length": 288, "attention.head_count": 2, "attention.key_length": 128}
+    extra: dict[str, int | float | str] = {f"{prefix}.{key}": value for key, value in own.items()}
+    for layers, scaled_by in ((num_layers, 144), (num_layers + 1, 128)):
+        extra[f"{prefix}.block_count"] = layers
+        config = config_from_gguf(read_gguf(write_gguf(tmp_path / "m.gguf", prefix, extra, ("token_embd.weight",))))
+        assert config.attention_scale == scaled_by**-0.5
+
+
+def test_gguf_gemma2_has_caps_and_windows_though_the_file_says_none(tmp_path: Path) -> None:
+    config = config_from_gguf(read_gguf(write_gguf(tmp_path / "m.gguf", "gemma2", {}, ("token_embd.weight",))))
+    assert (config.architecture, config.attention_softcap, config.logits_softcap) == ("Gemma2ForCausalLM", 50.0, 30.0)
+    assert config.windows == (4096,)
+    said = {"gemma2.attn_logit_softcapping": 9.0, "gemma2.attention.sliding_window": 7}
+    config = config_from_gguf(read_gguf(write_gguf(tmp_path / "m.gguf", "gemma2", said, ("token_embd.weight",))))
+    assert (config.attention_softcap, config.logits_softcap, config.windows) == (9.0, 30.0, (7,))
 
 
 def test_gguf_with_experts_is_mixtral_or_qwen3_moe(tmp_path: Path) -> None:

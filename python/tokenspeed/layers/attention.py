@@ -17,6 +17,7 @@ from tokenspeed_kernel.api import HeadNorms, Heads, Slots
 @dataclass(frozen=True)
 class AttentionShape:
     """Heads of this rank. scale: factor on q . k. window: positions that a query sees, its own included; 0 for all.
+    softcap: c, where scores x are c tanh(x / c); 0 for none.
     k_scale, v_scale: what keys and values are divided by before they are stored."""
 
     num_heads: int
@@ -24,6 +25,7 @@ class AttentionShape:
     head_dim: int
     scale: float
     window: int
+    softcap: float
     k_scale: float
     v_scale: float
 
@@ -49,6 +51,7 @@ class PagedAttention:
         self._splits = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         self._width = shape.num_heads * shape.head_dim
         self._window = shape.window
+        self._softcap = shape.softcap
         divisors = (shape.k_scale, shape.v_scale)
         self._divisors = None if divisors == (1.0, 1.0) else divisors
         self._scale = shape.scale * shape.k_scale
@@ -74,5 +77,14 @@ class PagedAttention:
     def _attention(self, q: torch.Tensor, step: ForwardBatch) -> torch.Tensor:
         k_cache, v_cache, *rest = step.kv_caches[self._layer]
         scales = (rest[0], rest[1]) if rest else None
-        scale, window, sinks = self._scale, self._window, self._sinks
-        return api.attention(q, k_cache, v_cache, step.attention, scale, window, sinks=sinks, scales=scales)
+        return api.attention(
+            q,
+            k_cache,
+            v_cache,
+            step.attention,
+            self._scale,
+            self._window,
+            softcap=self._softcap,
+            sinks=self._sinks,
+            scales=scales,
+        )

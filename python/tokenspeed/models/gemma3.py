@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Gemma 3, text only: Llama's outline with norms after attention and MLP too (Gemma team 2025).
+"""Gemma 2 and 3, text only: Llama's outline with norms after attention and MLP too (Gemma team 2024, 2025).
 
-Most layers see a window and rotate with a base of their own; every sixth sees everything. Embeddings are scaled up,
-queries and keys are normalised, the MLP's gate is a GELU; norm weights are stored around zero.
+Embeddings are scaled up, the MLP's gate is a GELU, norm weights are stored around zero. Gemma 2: every other layer sees
+a window; scores and logits have a soft cap. Gemma 3: all but every sixth layer see a window and rotate with a base of
+their own; queries and keys are normalised.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from tokenspeed.config.model import ModelConfig
 from tokenspeed.layers import ForwardBatch
 from tokenspeed.models.llama import LlamaForCausalLM, LlamaLayer, attention, hidden_norm, mlp
+from tokenspeed.models.model import Hidden
 from tokenspeed.weights import Weights
 
 
@@ -45,3 +47,8 @@ class Gemma3ForCausalLM(LlamaForCausalLM):
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self.embedding(token_ids) * self.embedding_scale
+
+    def logits(self, hidden: Hidden, batch: ForwardBatch) -> torch.Tensor:
+        logits = super().logits(hidden, batch)
+        cap = self.config.logits_softcap
+        return torch.tanh(logits / cap) * cap if cap else logits

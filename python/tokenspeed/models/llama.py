@@ -62,6 +62,7 @@ def attention(config: ModelConfig, weights: Weights, layer: int, cos_sin: torch.
         head_dim,
         config.attention_scale,
         config.windows[layer],
+        config.attention_softcap,
         *weights.kv_scales(layer),
     )
     norms = None

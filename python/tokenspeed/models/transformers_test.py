@@ -141,6 +141,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 12, "q_lora_rank": 7},
     ),
     "llama with heads that fill no register": ("Llama", {"head_dim": 10}),
+    "gemma2": (
+        "Gemma2",
+        GEMMA | {"num_hidden_layers": 4, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.5},
+    ),
+    "gemma2 without caps": ("Gemma2", GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("Gemma3", GEMMA | {"num_hidden_layers": 7}),
     "gemma3 with scalings of both kinds of layer": (
         "Gemma3",
@@ -160,7 +165,7 @@ def make_pair(folder: Path, family: str, changes: dict[str, Any]) -> tuple[trans
         for name, parameter in theirs.named_parameters():
             # Larger than the initial values, so that every part of the model matters to the logits.
             spread = torch.randn_like(parameter)
-            centre = 0.0 if family == "Gemma3" else 1.0
+            centre = 0.0 if family in ("Gemma2", "Gemma3") else 1.0
             parameter.copy_(centre + 0.2 * spread if "norm" in name else 0.15 * spread)
         for name, buffer in theirs.named_buffers():
             if name.endswith("e_score_correction_bias"):

@@ -28,6 +28,11 @@ _LAYER = {
 }
 
 # Where an architecture means something else by a name, or has more of them; by GGUF's name of the architecture.
+_GEMMA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 _SPECIAL: dict[str, dict[str, str]] = {
     # Mixtral's files call themselves "llama".
     "llama": {
@@ -64,11 +69,8 @@ _SPECIAL: dict[str, dict[str, str]] = {
         "mlp.experts.up_proj": "ffn_up_exps",
         "mlp.experts.down_proj": "ffn_down_exps",
     },
-    "gemma3": {
-        "post_attention_layernorm": "post_attention_norm",
-        "pre_feedforward_layernorm": "ffn_norm",
-        "post_feedforward_layernorm": "post_ffw_norm",
-    },
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
 }
 
 # Whole names inside a layer that differ in their last part too.

@@ -57,7 +57,8 @@ def test_names_map_both_ways_for_every_tensor_of_the_embedded_model() -> None:
 
 def test_an_architecture_may_mean_another_norm_by_a_name() -> None:
     assert NameTable("llama").checkpoint("blk.0.ffn_norm.weight") == "model.layers.0.post_attention_layernorm.weight"
-    assert NameTable("gemma3").checkpoint("blk.0.ffn_norm.weight") == "model.layers.0.pre_feedforward_layernorm.weight"
+    for gemma in ("gemma2", "gemma3"):
+        assert NameTable(gemma).checkpoint("blk.0.ffn_norm.weight") == "model.layers.0.pre_feedforward_layernorm.weight"
 
 
 def test_rows_of_q_and_k_go_from_neighbouring_pairs_to_halves() -> None:
