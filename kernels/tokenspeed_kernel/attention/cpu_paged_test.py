@@ -148,6 +148,19 @@ def test_large_scores_do_not_overflow() -> None:
     assert torch.allclose(got, attend([(item, 0, 80)], by_reference=True)[0], atol=1e-3)
 
 
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, -0x003FFFFF])
+def test_a_nan_reaches_every_query_that_sees_it_and_no_other(bits: int) -> None:
+    """Whatever its payload and its sign, of a query and of a key."""
+    nan, item = torch.tensor(bits, dtype=torch.int32).view(torch.float32), sequence(90, 12)
+    item.q[40, 1, 3] = nan
+    (got,) = attend([(item, 0, 90)])
+    lost = got.isnan().flatten(2).all(2)
+    assert lost[40, 1] and lost.sum() == 1 and got.isnan().sum() == HEAD_DIM
+    item.q[40, 1, 3], item.k[70, 0, 3] = 0.5, nan
+    (got,) = attend([(item, 0, 90)])
+    assert got[70:, :3].isnan().all() and not got[:70].isnan().any() and not got[:, 3:].isnan().any()
+
+
 def test_scaled_cache_is_closer_than_an_unscaled_one_where_values_are_small() -> None:
     item = sequence(100, 10)
     item.v *= 1e-3

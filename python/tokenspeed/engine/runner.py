@@ -211,7 +211,7 @@ class ModelRunner:
     ) -> tuple[torch.Tensor | None, list[Scores]]:
         """Logits of the rows that sample, None where none does, and the scores of prompts."""
         recordings, pieces = self._captured.recordings, self._captured.prefill
-        if recordings is not None and recordings.fit(batch):
+        if recordings is not None and not prompt_rows and recordings.fit(batch):
             return recordings.logits(self._model, batch), []
         layers = self._model.hidden if pieces is None or not pieces.fit(len(batch.token_ids)) else pieces.play
         hidden = layers(batch)

@@ -20,15 +20,17 @@
 namespace tokenspeed::cpu::TS_CPU_ISA_NAMESPACE {
 namespace {
 
+// Register tiles: rows x panels of keys, and rows x vectors of values. What is added up, a value
+// and a weight must fit the registers together, which AVX2 has no room for in 3 x 2.
 #if defined(__AVX512F__)
-constexpr int kScoreRows = 6;
-constexpr int kScorePanels = 4;
+constexpr int kScoreRows = 6, kScorePanels = 4;
+constexpr int kValueRows = 6, kValueVecs = 4;
 #elif defined(__AVX2__)
-constexpr int kScoreRows = 3;
-constexpr int kScorePanels = 2;
+constexpr int kScoreRows = 3, kScorePanels = 2;
+constexpr int kValueRows = 6, kValueVecs = 1;
 #else
-constexpr int kScoreRows = 3;
-constexpr int kScorePanels = 1;
+constexpr int kScoreRows = 3, kScorePanels = 1;
+constexpr int kValueRows = 3, kValueVecs = 1;
 #endif
 
 // The scratch of one item. A "lane row" is one query of one head: query-major, heads of the group
@@ -235,17 +237,16 @@ TS_INLINE void ValueRows(int64_t rows, const float* weights, const float* const*
 
 TS_INLINE void AddValues(const AttentionScratch& scratch, int64_t rows, int64_t count,
                          int64_t value_dim) {
-  constexpr int kVecs = kScorePanels;
-  for (int64_t row = 0; row < rows; row += kScoreRows) {
+  for (int64_t row = 0; row < rows; row += kValueRows) {
     const float* const weights = scratch.scores + row * kTileKeys;
     float* const out = scratch.tile.out + row * value_dim;
     int64_t column = 0;
-    for (; column + kVecs * kLanes <= value_dim; column += kVecs * kLanes) {
-      ValueRows<kScoreRows, kVecs>(rows - row, weights, scratch.value_at, count, column,
-                                   out + column, value_dim);
+    for (; column + kValueVecs * kLanes <= value_dim; column += kValueVecs * kLanes) {
+      ValueRows<kValueRows, kValueVecs>(rows - row, weights, scratch.value_at, count, column,
+                                        out + column, value_dim);
     }
     for (; column < value_dim; column += kLanes) {
-      ValueRows<kScoreRows, 1>(rows - row, weights, scratch.value_at, count, column, out + column,
+      ValueRows<kValueRows, 1>(rows - row, weights, scratch.value_at, count, column, out + column,
                                value_dim);
     }
   }

@@ -27,41 +27,48 @@ TS_INLINE void CapRow(float* scores, int64_t num_panels, float cap) {
   }
 }
 
+// Minus infinity for positions outside [low, high) of the tile.
+TS_INLINE void MaskRow(float* scores, int64_t num_panels, int64_t low, int64_t high) {
+  const Vec below = Broadcast(static_cast<float>(low) - 0.5f);
+  const Vec above = Broadcast(static_cast<float>(high) - 0.5f);
+  const Vec nothing = Broadcast(kNegInf);
+  for (int64_t p = 0; p < num_panels; ++p) {
+    const Vec at = Add(ToFloat(Iota()), Broadcast(static_cast<float>(p * kLanes)));
+    const Vec masked = SelectGreater(above, at, Load(scores + p * kLanes), nothing);
+    Store(scores + p * kLanes, SelectGreater(at, below, masked, nothing));
+  }
+}
+
 // Turns a row's scores into weights; positions outside [low, high) of the tile weigh nothing.
 // Updates the row's maximum and sum and rescales its output.
 TS_INLINE void SoftmaxRow(float* scores, int64_t num_panels, int64_t low, int64_t high,
                           const SoftmaxState& state, int64_t row, int64_t value_dim) {
-  Vec score[kKeyPanels];
-  Vec largest = Broadcast(kNegInf);
-  const Vec below = Broadcast(static_cast<float>(low) - 0.5f);
-  const Vec above = Broadcast(static_cast<float>(high) - 0.5f);
-  for (int64_t p = 0; p < num_panels; ++p) {
-    const Vec at = Add(ToFloat(Iota()), Broadcast(static_cast<float>(p * kLanes)));
-    const Vec masked = SelectGreater(above, at, Load(scores + p * kLanes), Broadcast(kNegInf));
-    score[p] = SelectGreater(at, below, masked, Broadcast(kNegInf));
-    largest = Max(largest, score[p]);
-  }
-  const float tile_max = ReduceMax(largest);
-  const float old_max = state.max[row];
-  const float new_max = tile_max > old_max ? tile_max : old_max;
   if (low >= high) {
     for (int64_t p = 0; p < num_panels; ++p) Store(scores + p * kLanes, Zero());
     return;
   }
+  if (low > 0 || high < num_panels * kLanes) MaskRow(scores, num_panels, low, high);
+  Vec largest = Load(scores);
+  for (int64_t p = 1; p < num_panels; ++p) largest = Max(largest, Load(scores + p * kLanes));
+  const float tile_max = ReduceMax(largest);
+  const float old_max = state.max[row];
+  const float new_max = tile_max > old_max ? tile_max : old_max;
+  const Vec top = Broadcast(new_max);
   Vec sum = Zero();
   for (int64_t p = 0; p < num_panels; ++p) {
-    const Vec weight = Exp(Sub(score[p], Broadcast(new_max)));
+    const Vec weight = ExpOfNegative(Sub(Load(scores + p * kLanes), top));
     Store(scores + p * kLanes, weight);
     sum = Add(sum, weight);
   }
-  const Vec decay = Exp(Broadcast(old_max - new_max));
-  const float factor = decay.r[0][0];
-  state.sum[row] = state.sum[row] * factor + ReduceAdd(sum);
-  state.max[row] = new_max;
-  if (factor != 1.0f) {
-    float* const out = state.out + row * value_dim;
-    for (int64_t i = 0; i < value_dim; i += kLanes) Store(out + i, Mul(Load(out + i), decay));
+  if (new_max == old_max) {
+    state.sum[row] += ReduceAdd(sum);
+    return;
   }
+  const Vec decay = ExpOfNegative(Broadcast(old_max - new_max));
+  state.sum[row] = state.sum[row] * decay.r[0][0] + ReduceAdd(sum);
+  state.max[row] = new_max;
+  float* const out = state.out + row * value_dim;
+  for (int64_t i = 0; i < value_dim; i += kLanes) Store(out + i, Mul(Load(out + i), decay));
 }
 
 // total = total followed by part, for every row that part saw a key for.

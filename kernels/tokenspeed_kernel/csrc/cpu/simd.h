@@ -311,22 +311,32 @@ TS_INLINE Vec NibbleToFloat(const IVec& a) {
 // Asks for a cache line that will be read soon, into the L2 cache. Any address will do.
 TS_INLINE void Prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// Sums and maxima over the lanes in one fixed order: halves are folded until one lane is left.
-TS_INLINE float ReduceAdd(const Vec& v) {
+// Folds the lanes in one fixed order: halves onto each other until one lane is left.
+template <class Fold>
+TS_INLINE float Reduce(const Vec& v, Fold fold) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  const __m256 half = fold(_mm512_castps512_ps256(v.r[0]), _mm512_extractf32x8_ps(v.r[0], 1));
+#else
+  const __m256 half = fold((__m256)v.r[0], (__m256)v.r[1]);
+#endif
+  const __m128 quarter = fold(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = fold(quarter, _mm_movehl_ps(quarter, quarter));
+  return fold(pair, _mm_shuffle_ps(pair, pair, 1))[0];
+#else
   alignas(64) float lane[kLanes];
   Store(lane, v);
   for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+    for (int i = 0; i < width; ++i) lane[i] = fold(lane[i], lane[i + width]);
   }
   return lane[0];
+#endif
+}
+TS_INLINE float ReduceAdd(const Vec& v) {
+  return Reduce(v, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
 }
 TS_INLINE float ReduceMax(const Vec& v) {
-  alignas(64) float lane[kLanes];
-  Store(lane, v);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
-  }
-  return lane[0];
+  return Reduce(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
 }
 
 // Loads and stores of the first `count` lanes, 0 < count <= 16; other lanes read `fill`.

@@ -19,12 +19,8 @@ TS_INLINE Vec Round(const Vec& x) {
   return Sub(Add(x, magic), magic);
 }
 
-// e^x: 0 below -104, infinity above 89; NaN stays NaN.
-TS_INLINE Vec Exp(const Vec& x_in) {
-  // The comparison's order keeps NaN: a false comparison takes the second operand.
-  Vec x = SelectGreater(x_in, Broadcast(89.0f), Broadcast(89.0f), x_in);
-  x = SelectGreater(Broadcast(-104.0f), x, Broadcast(-104.0f), x);
-  const Vec n = Round(Mul(x, Broadcast(0x1.715476p+0f)));
+// e^x / 2^n, where n is the nearest integer to x / ln 2.
+TS_INLINE Vec ExpTaylor(const Vec& x, const Vec& n) {
   // ln 2 in two parts: the first has few bits, so that n times it is exact.
   Vec r = Fma(n, Broadcast(-0x1.62e4p-1f), x);
   r = Fma(n, Broadcast(-0x1.7f7d1cp-20f), r);
@@ -37,6 +33,16 @@ TS_INLINE Vec Exp(const Vec& x_in) {
   p = Fma(p, r, Broadcast(0.5f));
   p = Fma(p, r, Broadcast(1.0f));
   p = Fma(p, r, Broadcast(1.0f));
+  return p;
+}
+
+// e^x: 0 below -104, infinity above 89; NaN stays NaN.
+TS_INLINE Vec Exp(const Vec& x_in) {
+  // The comparison's order keeps NaN: a false comparison takes the second operand.
+  Vec x = SelectGreater(x_in, Broadcast(89.0f), Broadcast(89.0f), x_in);
+  x = SelectGreater(Broadcast(-104.0f), x, Broadcast(-104.0f), x);
+  const Vec n = Round(Mul(x, Broadcast(0x1.715476p+0f)));
+  const Vec p = ExpTaylor(x, n);
 #if defined(__AVX512F__)
   return {{_mm512_scalef_ps(p.r[0], n.r[0])}};
 #else
@@ -47,6 +53,17 @@ TS_INLINE Vec Exp(const Vec& x_in) {
   };
   return Mul(Mul(p, power(half)), power(Sub(n, half)));
 #endif
+}
+
+// e^x for x <= 0, in half the operations: 0 below -87; NaN stays NaN.
+TS_INLINE Vec ExpOfNegative(const Vec& x) {
+  // The nearest integer to x / ln 2 is in the low bits of the sum.
+  const Vec magic = Broadcast(0x1.8p23f);
+  const Vec shifted = Fma(x, Broadcast(0x1.715476p+0f), magic);
+  const Vec p = ExpTaylor(x, Sub(shifted, magic));
+  const Vec power = AsFloat(AddInt(ShiftLeft(AsInt(shifted), 23), BroadcastInt(127u << 23)));
+  // The comparison's order keeps NaN: a false comparison takes the second operand.
+  return SelectGreater(Broadcast(-87.0f), x, Zero(), Mul(p, power));
 }
 
 // ln x for normal x > 0.
