@@ -191,6 +191,40 @@ def test_deepseek(family: str, form: str, tmp_path: Path) -> None:
     assert_like_transformers(path, theirs, f"{family}ForCausalLM")
 
 
+def test_a_file_of_two_and_three_bits_with_others_among_them(tmp_path: Path) -> None:
+    theirs = random_model("Qwen2", hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
+    # As converters mix them: types differ within what is one product here.
+    kinds = {"attn_q": "Q2_K", "attn_k": "Q3_K", "attn_v": "Q8_0", "ffn_gate": "Q2_K", "ffn_down": "Q3_K"}
+    kinds |= {"attn_output": "Q3_K", "ffn_up": "Q3_K", "token_embd": "Q2_K", "output": "Q3_K"}
+    path, random = tmp_path / "m.gguf", np.random.default_rng(1)
+    writer = gguf.GGUFWriter(path, "qwen2")
+    for key, value in common_metadata(theirs.config).items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"qwen2.{key}", value)
+    for name, tensor in renamed(theirs, lambda part, _: None).items():
+        module = name.split(".")[-2]
+        if module not in kinds or tensor.ndim == 1:
+            writer.add_tensor(name, tensor.float().numpy())
+            continue
+        kind = gguf.GGMLQuantizationType[kinds[module]]
+        if kind == gguf.GGMLQuantizationType.Q8_0:
+            data = gguf.quantize(tensor.contiguous().numpy(), kind)
+        else:  # the package cannot quantise to these: any bytes behind small scales
+            num_values, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+            blocks = random.integers(0, 256, (tensor.numel() // num_values, num_bytes), np.uint8)
+            count = 2 if kinds[module] == "Q2_K" else 1
+            scale = random.normal(0, 0.005 if count == 2 else 0.001, (len(blocks), count)).astype(np.float16)
+            blocks[:, -2 * count :] = scale.view(np.uint8)
+            data = blocks.reshape(tensor.shape[0], -1)
+        writer.add_tensor(name, data, raw_dtype=kind)
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(np.array(gguf.dequantize(data, kind))))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert_like_transformers(path, theirs, "Qwen2ForCausalLM")
+
+
 @pytest.mark.parametrize("experts", ["dense", "mxfp4", "q8_0"])
 def test_gpt_oss(experts: str, tmp_path: Path) -> None:
     kind = None if experts == "dense" else gguf.GGMLQuantizationType[experts.upper()]

@@ -19,6 +19,7 @@ import torch
 from tokenspeed.config.gguf import GGUFTensor, read_gguf
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.weights import fp4
+from tokenspeed.weights.low_bits import decode_q2_k, q6_k_of_q3_k
 from tokenspeed.weights.names import NameTable
 from tokenspeed.weights.reader import WeightReader
 from tokenspeed_kernel.api import BLOCK_FORMATS, PackedWeight, Weight, dequantize
@@ -26,6 +27,7 @@ from tokenspeed_kernel.api import BLOCK_FORMATS, PackedWeight, Weight, dequantiz
 logger = logging.getLogger("tokenspeed.weights")
 
 _DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_DECODED = ("mxfp4", "q2_k")
 _PERMUTED_ARCHITECTURES = ("llama",)
 
 
@@ -83,26 +85,26 @@ class GGUFReader(WeightReader):
         if tensor.type in _DENSE:
             dense = self._bytes(tensor).view(_DENSE[tensor.type]).view(tensor.shape)
             return dense if heads is None else half_split_rows(dense, heads)
-        if tensor.type == "mxfp4":
-            return self._decoded(tensor)
+        if tensor.type in _DECODED:
+            decoded = self._decoded(tensor)
+            return decoded if heads is None else half_split_rows(decoded, heads)
         self._require_packed(name, tensor, 2)
-        num_rows, num_columns = tensor.shape
-        rows = self._bytes(tensor).view(num_rows, -1)
+        rows, kind = self._rows(tensor)
         if heads is not None:
             rows = half_split_rows(rows, heads)
-        return PackedWeight(rows, tensor.type, (num_rows, num_columns))
+        return PackedWeight(rows, kind, (tensor.shape[0], tensor.shape[1]))
 
     def read_stack(self, name: str, shape: tuple[int, int, int]) -> list[Weight]:
         """Packed experts are rows after rows, so each one's bytes lie together."""
         self._require(name)
         tensor = self._by_name[name]
-        if tensor.type in _DENSE or tensor.type == "mxfp4":
+        if tensor.type in _DENSE or tensor.type in _DECODED:
             return super().read_stack(name, shape)
         self._require_packed(name, tensor, 3)
         self._require_shape(name, tensor.shape, shape)
         self._used.add(name)
-        stacked = self._bytes(tensor).view(*shape[:2], -1)
-        return [PackedWeight(rows, tensor.type, shape[1:]) for rows in stacked.unbind(0)]
+        stacked, kind = self._rows(tensor)
+        return [PackedWeight(rows, kind, shape[1:]) for rows in stacked.view(*shape[:2], -1).unbind(0)]
 
     def _halves(self, name: str) -> tuple[str, str] | None:
         """Newer files of DeepSeek have kv_b_proj's keys, transposed, and values apart; some have all three."""
@@ -122,24 +124,34 @@ class GGUFReader(WeightReader):
         tensor = self._by_name[name]
         if tensor.type in _DENSE:
             return self._bytes(tensor).view(_DENSE[tensor.type]).view(tensor.shape).float()
+        if tensor.type in _DECODED:
+            return self._decoded(tensor).float()
         self._require_packed(name, tensor, 3)
-        rows = self._bytes(tensor).view(-1, tensor.nbytes // math.prod(tensor.shape[:-1]))
-        values = dequantize(PackedWeight(rows, tensor.type, (rows.shape[0], tensor.shape[-1])))
+        rows, kind = self._rows(tensor)
+        values = dequantize(PackedWeight(rows, kind, (rows.shape[0], tensor.shape[-1])))
         return values.view(tensor.shape).float()
 
+    def _rows(self, tensor: GGUFTensor) -> tuple[torch.Tensor, str]:
+        """The bytes of each row of a packed tensor, and the type that kernels know them by."""
+        rows = self._bytes(tensor).view(math.prod(tensor.shape[:-1]), -1)
+        return (q6_k_of_q3_k(rows), "q6_k") if tensor.type == "q3_k" else (rows, tensor.type)
+
     def _decoded(self, tensor: GGUFTensor) -> torch.Tensor:
-        """A block of mxfp4 is its exponent, then sixteen bytes: the low nibbles are its first half."""
+        """The values of a type that no kernel multiplies."""
         if not self._told:
             self._told = True
-            logger.info("mxfp4 weights are decoded to bfloat16: no kernel here multiplies them as they are")
+            logger.info("%s weights are decoded: no kernel here multiplies them as they are", tensor.type)
+        if tensor.type == "q2_k":
+            return decode_q2_k(self._rows(tensor)[0]).view(tensor.shape)
+        # A block of mxfp4 is its exponent, then sixteen bytes: the low nibbles are its first half.
         blocks = self._bytes(tensor).view(*tensor.shape[:-1], -1, 17)
         codes = torch.cat([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], dim=-1)
         pairs = codes[..., 0::2] | codes[..., 1::2] << 4
         return fp4.decode_mxfp4(pairs.flatten(-2), blocks[..., 0])
 
     def _require_packed(self, name: str, tensor: GGUFTensor, num_dimensions: int) -> None:
-        if tensor.type not in BLOCK_FORMATS or len(tensor.shape) != num_dimensions:
-            known = ", ".join((*_DENSE, *BLOCK_FORMATS))
+        if tensor.type not in (*BLOCK_FORMATS, "q3_k") or len(tensor.shape) != num_dimensions:
+            known = ", ".join((*_DENSE, *_DECODED, "q3_k", *BLOCK_FORMATS))
             raise ModelError(
                 f"{self.where(name)} has type {tensor.type}, which is not supported ({known}); "
                 "use a file with another quantization"

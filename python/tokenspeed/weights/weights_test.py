@@ -91,13 +91,13 @@ def test_reader_says_what_is_missing_or_misshapen() -> None:
 def test_unsupported_gguf_type_is_named(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    data = np.zeros((2, 84), np.uint8)
-    writer.add_tensor("blk.0.ffn_up.weight", data, raw_dtype=gguf.GGMLQuantizationType.Q2_K)
+    data = np.zeros((2, 66), np.uint8)
+    writer.add_tensor("blk.0.ffn_up.weight", data, raw_dtype=gguf.GGMLQuantizationType.IQ2_XXS)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelError, match="has type q2_k, which is not supported"):
+    with pytest.raises(ModelError, match="has type iq2_xxs, which is not supported"):
         GGUFReader(path, HeadCounts(1, 1)).read("model.layers.0.mlp.up_proj.weight", (2, 256))
 
 
