@@ -19,6 +19,7 @@ from tokenspeed_kernel.gemm import cuda_invariant, cuda_skinny, cuda_stream, cud
 from tokenspeed_kernel.gemm.signature import MANY_TOKENS, counted_tokens
 from tokenspeed_kernel.norm.cuda_norm import plan
 from tokenspeed_kernel.registry import Platform, explain
+from tokenspeed_kernel.rope import cuda_norm_store
 
 FOLDER = Path(cuda_driver.__file__).parent / "csrc" / "cuda"
 NAMES = [
@@ -127,9 +128,9 @@ def names_in(fatbin: str) -> bytes:
         (
             "norm_rope_store",
             [
-                f"norm_rope_store_{name}_{pairs}"
+                f"norm_rope_store_{name}_{head_dim}"
                 for name in ("bf16", "bf16_f32", "f16", "f16_f32")
-                for pairs in (1, 2, 4)
+                for head_dim in (64, 128, 256)
             ],
         ),
         (
@@ -137,7 +138,7 @@ def names_in(fatbin: str) -> bytes:
             [
                 f"skinny_gemm_{name}_{variant}"
                 for name in ("bf16", "f16")
-                for variant in ("sixteen", "eight", "gated", "f32_sixteen", "f32_eight")
+                for variant in ("sixteen", "eight", "deep", "gated", "f32_sixteen", "f32_eight")
             ],
         ),
         (
@@ -157,10 +158,47 @@ def test_every_function_that_a_launcher_names_is_in_its_fatbin(fatbin: str, func
 
 
 @pytest.mark.parametrize(
-    ("outputs", "rows"), [(1024, "eight"), (4096, "eight"), (6144, "sixteen"), (151936, "sixteen")]
+    ("outputs", "inputs", "rows"),
+    [
+        (1024, 1024, "eight"),
+        (4096, 2040, "eight"),
+        (4096, 2048, "deep"),
+        (4096, 12288, "deep"),
+        (6144, 4096, "sixteen"),
+        (151936, 4096, "sixteen"),
+    ],
 )
-def test_skinny_products_own_eight_rows_where_sixteen_would_leave_cores_idle(outputs: int, rows: str) -> None:
-    assert cuda_skinny.owned_rows(outputs) == rows
+def test_skinny_products_own_eight_rows_where_sixteen_would_leave_cores_idle_and_go_deep_where_rows_are_long(
+    outputs: int, inputs: int, rows: str
+) -> None:
+    assert cuda_skinny.owned_rows(outputs, inputs) == rows
+    assert rows != "deep" or cuda_skinny.num_warps(outputs, inputs) * 256 <= inputs
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "cut"),
+    [(48, 128, (1, 6)), (18, 64, (1, 2)), (3, 256, (1, 1)), (104, 256, (4, 7)), (80, 64, (1, 5)), (72, 128, (2, 5))],
+)
+def test_heads_of_a_token_are_dealt_out_evenly_to_warps_of_one_block_or_a_few(
+    heads: int, head_dim: int, cut: tuple[int, int]
+) -> None:
+    blocks, warps = cuda_norm_store.cut(heads, head_dim)
+    assert (blocks, warps) == cut
+    # The kernel works out the blocks of a token from their size, and must come to as many.
+    assert blocks == -(-heads // (warps * cuda_norm_store.heads_of_a_warp(head_dim)))
+
+
+def test_a_product_adds_to_the_residual_itself_where_the_weight_is_dense_and_rows_may_meet() -> None:
+    def winner(format: str, layout: str, invariant: bool) -> str:
+        told = explain(
+            "gemm.linear_add", platform=HOPPER, device="cuda", dtype=torch.bfloat16, batch_invariant=invariant,
+            weight_format=format, weight_layout=layout,
+        )  # fmt: skip
+        return next(name for name, verdict, _ in told if verdict == "chosen")
+
+    assert winner("bfloat16", "rows", invariant=False) == "torch_bfloat16"
+    assert winner("bfloat16", "rows", invariant=True) == "composed_cuda"
+    assert winner("fp8_b128", "rounded", invariant=False) == "composed_cuda"
 
 
 @pytest.mark.parametrize(

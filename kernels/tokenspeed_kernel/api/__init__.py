@@ -9,8 +9,10 @@ raises `KernelError`; solutions raise ValueError for shapes or dtypes that disag
 
 from tokenspeed_kernel.api.layers import (
     add_rms_norm,
+    adds_within,
     embedding,
     linear,
+    linear_add,
     linear_heads,
     linear_silu_and_mul,
     logits,
@@ -61,6 +63,7 @@ __all__ = [
     "Weight",
     "Workspace",
     "add_rms_norm",
+    "adds_within",
     "apply_penalties",
     "attention",
     "block_size",
@@ -74,6 +77,7 @@ __all__ = [
     "keep_tokens",
     "latent_attention",
     "linear",
+    "linear_add",
     "linear_heads",
     "linear_silu_and_mul",
     "logits",

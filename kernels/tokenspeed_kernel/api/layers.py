@@ -8,9 +8,14 @@ from dataclasses import replace
 
 import torch
 
+from tokenspeed_kernel.gemm import composed
 from tokenspeed_kernel.gemm.signature import product_traits
 from tokenspeed_kernel.quant.packed import ROUNDED_LAYOUT, PackedWeight, Weight, weight_traits
 from tokenspeed_kernel.registry import explain, ops, solve
+
+LEAST_ADDED_ROWS = 6144
+"""Measured on an H200 with Qwen3-8B: a layer of 8,192 rows takes 1.9 % less time; with 4,096 rows, what the norms save
+the products lose."""
 
 
 def prepare_weight(weight: Weight, device: torch.device | str, dtype: torch.dtype | None = None) -> Weight:
@@ -69,6 +74,28 @@ def linear_silu_and_mul(x: torch.Tensor, weight: Weight, bias: torch.Tensor | No
     """
     x = _ordered(x, weight)
     return solve(ops.GEMM_LINEAR_SILU, x.device.type, x.dtype, *product_traits(x, weight))(x, weight, bias)
+
+
+def linear_add(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+    """Matrix product with what it is added to, residual + x @ weight.T + bias.
+
+    x, weight, bias: as `linear` takes them.
+    residual: [T, N] in x's dtype, contiguous; overwritten with the sum.
+
+    Returns the residual.
+    """
+    x = _ordered(x, weight)
+    solution = solve(ops.GEMM_LINEAR_ADD, x.device.type, x.dtype, *product_traits(x, weight))
+    return solution(x, weight, bias, residual)
+
+
+def adds_within(x: torch.Tensor, weight: Weight) -> bool:
+    """Whether `linear_add` with so many rows as x has takes less time than `linear` and then `add_rms_norm` instead of
+    `rms_norm`."""
+    if not x.is_cuda or x.shape[0] < LEAST_ADDED_ROWS:
+        return False
+    solution = solve(ops.GEMM_LINEAR_ADD, x.device.type, x.dtype, *product_traits(x, weight))
+    return solution is not composed.linear_add
 
 
 def logits(x: torch.Tensor, weight: Weight) -> torch.Tensor:

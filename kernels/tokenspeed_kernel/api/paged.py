@@ -47,7 +47,8 @@ def norm_rope_store(
     """`rms_norm` of every query and key head, `rope`, then `store_kv`: what stands between projection and attention.
 
     heads: q, k and v of the step, see `Heads`; may be overwritten. norms: None for a model without.
-    positions, cos_sin: as `rope` takes them. slots: where keys and values go, see `Slots`.
+    positions, cos_sin: as `rope` takes them. slots: where keys and values go, see `Slots`. A kernel may read all three
+        before the one ahead of it, which made the heads, has ended.
 
     Returns the queries [T, Hq, D], perhaps in the place of those given.
     """

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tokenspeed_kernel.gemm.signature import product_traits
@@ -19,6 +21,11 @@ def linear_silu_and_mul(x: torch.Tensor, weight: Weight, bias: torch.Tensor | No
     return out
 
 
+def linear_add(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+    """The product, then the sum."""
+    return residual.add_(solve(ops.GEMM_LINEAR, x.device.type, x.dtype, *product_traits(x, weight))(x, weight, bias))
+
+
 def logits(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     """The product, rounded to x's dtype, then widened."""
     out: torch.Tensor = solve(ops.GEMM_LINEAR, x.device.type, x.dtype, *product_traits(x, weight))(x, weight, None)
@@ -26,7 +33,12 @@ def logits(x: torch.Tensor, weight: Weight) -> torch.Tensor:
 
 
 def _register(suffix: str, needs: Requirement, dtypes: tuple[torch.dtype, ...]) -> None:
-    for op, fn in (("gemm.linear_silu_and_mul", linear_silu_and_mul), ("gemm.logits", logits)):
+    fused: dict[str, Callable[..., torch.Tensor]] = {
+        "gemm.linear_silu_and_mul": linear_silu_and_mul,
+        "gemm.linear_add": linear_add,
+        "gemm.logits": logits,
+    }
+    for op, fn in fused.items():
         kernel(op, name=f"composed_{suffix}", needs=needs, dtypes=dtypes, band=Band.PORTABLE, batch_invariant=True)(fn)
 
 

@@ -22,6 +22,7 @@ _NEEDS = cuda(8, also=fatbin_for("skinny_gemm"))
 _MAX_TOKENS = 8
 _MAX_WARPS = 8
 _CHUNK = 128
+_DEEP_INPUTS = 2 * _MAX_WARPS * _CHUNK
 _FEW_OUTPUTS = 4224
 _MANY_OUTPUTS = 32768
 
@@ -32,9 +33,14 @@ def num_warps(num_outputs: int, num_inputs: int) -> int:
     return min(most, -(-num_inputs // _CHUNK))
 
 
-def owned_rows(num_outputs: int) -> str:
-    """Rows of the weight that a block owns: eight where blocks of sixteen would be few for the cores."""
-    return "eight" if num_outputs <= _FEW_OUTPUTS else "sixteen"
+def owned_rows(num_outputs: int, num_inputs: int) -> str:
+    """Rows of the weight that a block owns: eight where blocks of sixteen would be few for the cores.
+
+    "deep": eight, of which twice as much is on its way before the kernel ahead has ended, where every warp has that.
+    """
+    if num_outputs > _FEW_OUTPUTS:
+        return "sixteen"
+    return "deep" if num_inputs >= _DEEP_INPUTS else "eight"
 
 
 def _few(tokens: int) -> bool:
@@ -69,10 +75,10 @@ def _run(
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    outputs = weight.shape[0]
-    variant = owned_rows(outputs)
+    outputs, inputs = weight.shape
+    variant = owned_rows(outputs, inputs)
     out = torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device)
-    return _run(variant, x, weight, bias, out, -(-outputs // (8 if variant == "eight" else 16)))
+    return _run(variant, x, weight, bias, out, -(-outputs // (16 if variant == "sixteen" else 8)))
 
 
 def _linear_silu_and_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -83,7 +89,7 @@ def _linear_silu_and_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 def _logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     outputs = weight.shape[0]
-    variant = owned_rows(outputs)
+    variant = "eight" if outputs <= _FEW_OUTPUTS else "sixteen"
     out = torch.empty(x.shape[0], outputs, dtype=torch.float32, device=x.device)
     return _run(f"f32_{variant}", x, weight, None, out, -(-outputs // (8 if variant == "eight" else 16)))
 

@@ -55,6 +55,12 @@ def linear_silu_and_mul(x: torch.Tensor, weight: Weight, bias: torch.Tensor | No
     return (gate * torch.sigmoid(gate) * up).to(x.dtype)
 
 
+@kernel("gemm.linear_add", name="reference", needs=anywhere(), dtypes=_FLOATS, traits=_TRAITS, band=Band.REFERENCE)
+def linear_add(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+    """The sum in float32, one rounding."""
+    return residual.copy_(residual.float() + linear(x.float(), weight, bias))
+
+
 @kernel("gemm.logits", name="reference", needs=anywhere(), dtypes=_FLOATS, traits=_TRAITS, band=Band.REFERENCE)
 def logits(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     """The product in float32."""

@@ -30,6 +30,24 @@ def _product(dtype: torch.dtype, format: str) -> None:
         return torch.nn.functional.linear(x, weight, bias)
 
 
+def _sum(dtype: torch.dtype, format: str) -> None:
+    @kernel(
+        "gemm.linear_add",
+        name=f"torch_{format}",
+        needs=cuda(7),
+        dtypes={dtype},
+        traits={"weight_format": {format}, "weight_layout": {ROWS_LAYOUT}},
+        band=Band.PORTABLE,
+        priority=1,
+    )
+    def linear_add(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+    ) -> torch.Tensor:
+        """cuBLAS begins its sums with the residual."""
+        torch.addmm(residual, x, weight.t(), out=residual)
+        return residual if bias is None else residual.add_(bias)
+
+
 @kernel(
     "gemm.logits",
     name="torch_bfloat16",
@@ -46,6 +64,8 @@ def logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 for _dtype in (torch.float32, torch.bfloat16, torch.float16):
     _product(_dtype, str(_dtype).removeprefix("torch."))
+for _dtype in (torch.bfloat16, torch.float16):
+    _sum(_dtype, str(_dtype).removeprefix("torch."))
 
 
 @kernel(

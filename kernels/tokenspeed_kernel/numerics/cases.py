@@ -313,6 +313,7 @@ _MAKERS: dict[str, Callable[[Dtype, torch.Generator], Iterator[Case]]] = {
     "gemm.heads": _linear_heads,
     "gemm.linear": weight_cases.linear,
     "gemm.linear_silu_and_mul": weight_cases.linear_silu,
+    "gemm.linear_add": weight_cases.linear_add,
     "gemm.logits": weight_cases.logits,
     "gemm.embedding": weight_cases.embedding,
     "norm.rms": _rms_norm,

@@ -26,8 +26,8 @@ from tokenspeed_kernel.quant.packed import PackedWeight, Weight, weight_traits
 from tokenspeed_kernel.registry import KernelSpec, solutions
 
 _EXPERTS_OP = "moe.experts"
-_PRODUCTS = ("gemm.linear", "gemm.linear_silu_and_mul", "gemm.logits")
-_OVERWRITING_OPS = ("norm.add_rms", "rope.norm_store")
+_PRODUCTS = ("gemm.linear", "gemm.linear_silu_and_mul", "gemm.linear_add", "gemm.logits")
+_OVERWRITING_OPS = ("gemm.linear_add", "norm.add_rms", "rope.norm_store")
 _WEIGHT_OPS = (*_PRODUCTS, "gemm.embedding", "gemm.heads")
 
 

@@ -93,6 +93,17 @@ def linear_silu(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
     yield Case("gemm.linear_silu_and_mul", "packed", dtype, (x, packed, None))
 
 
+def linear_add(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
+    for label, x, weight in _skinny(dtype, generator):
+        residual = normal(generator, len(x), len(weight), dtype=dtype)
+        yield Case("gemm.linear_add", label, dtype, (x, weight, None, residual))
+    x, residual, bias = (normal(generator, *shape, dtype=dtype) for shape in ((5, 96), (5, 48), (48,)))
+    weight = normal(generator, 48, 96, dtype=dtype, std=96**-0.5)
+    yield Case("gemm.linear_add", "with a bias", dtype, (x, weight, bias, residual))
+    args = (normal(generator, 3, 512, dtype=dtype, std=0.5), packed_weight(generator, "q8_0", 64, 512), None)
+    yield Case("gemm.linear_add", "packed", dtype, (*args, normal(generator, 3, 64, dtype=dtype)))
+
+
 def logits(dtype: Dtype, generator: torch.Generator) -> Iterator[Case]:
     for label, x, weight in _skinny(dtype, generator):
         yield Case("gemm.logits", label, dtype, (x, weight))

@@ -30,6 +30,9 @@ GEMM_LINEAR_SILU = declare_op(
     "silu(gate) * up over halves of x @ weight.T, one launch where rows are few",
     tiles_rows=True,
 )
+GEMM_LINEAR_ADD = declare_op(
+    "gemm.linear_add", _PRODUCT, "residual + x @ weight.T + bias, in the residual's place", tiles_rows=True
+)
 GEMM_LOGITS = declare_op("gemm.logits", _PRODUCT, "x @ weight.T in float32, whatever x is", tiles_rows=True)
 GEMM_EMBEDDING = declare_op("gemm.embedding", _WEIGHT, "rows of a dense or packed table")
 GEMM_HEADS = declare_op(

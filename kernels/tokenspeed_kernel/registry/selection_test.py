@@ -340,6 +340,7 @@ def test_a_deterministic_gpu_has_dense_products_attention_and_experts(dtype: str
     calls: dict[str, dict[str, Any]] = {
         "gemm.linear": {"weight_format": dtype, "weight_layout": "rows"},
         "gemm.linear_silu_and_mul": {},
+        "gemm.linear_add": {"weight_format": dtype, "weight_layout": "rows"},
         "gemm.logits": {"weight_format": dtype, "weight_layout": "rows"},
         "attention.paged": {"head_dim": 128, "block_size": 16},
         "attention.mla": {"latent_dim": 512, "key_dim": 64, "block_size": 16},

@@ -14,7 +14,21 @@ from tokenspeed_kernel.rope.heads import HeadNorms, Heads, Slots
 _MODULE = CudaModule("norm_rope_store")
 _SUFFIX = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _HEAD_DIMS = (64, 128, 256)
-_WARPS = 8
+_MAX_WARPS = 8
+_LANE_ELEMENTS = 16
+_TURNS = 2
+
+
+def cut(heads: int, head_dim: int) -> tuple[int, int]:
+    """(blocks a token, warps a block): every warp has as many heads as fit its lanes, twice."""
+    warps = -(-heads // heads_of_a_warp(head_dim))
+    each = -(-warps // -(-warps // _MAX_WARPS))
+    return -(-warps // each), each
+
+
+def heads_of_a_warp(head_dim: int) -> int:
+    """A lane holds 16 elements of a head."""
+    return 32 * _LANE_ELEMENTS // head_dim * _TURNS
 
 
 def norm_rope_store(
@@ -38,12 +52,12 @@ def norm_rope_store(
             *(ctypes.c_void_p(weight) for weight in weights),
             ctypes.c_float(norms.eps if norms is not None else 0.0),
             *(ctypes.c_void_p(part.data_ptr()) for part in (positions, cos_sin, *slots[:3])),
-            *(ctypes.c_int(size) for size in (tokens, num_heads, num_kv_heads, block_size)),
+            *(ctypes.c_int(size) for size in (num_heads, num_kv_heads, block_size)),
             *(ctypes.c_int64(part.stride(0)) for part in heads),
         )
-        blocks = -(-tokens * (num_heads + 2 * num_kv_heads) // _WARPS)
-        function = f"norm_rope_store_{suffix}_{head_dim // 64}"
-        _MODULE.launch(function, q.device, blocks, 32 * _WARPS, arguments)
+        blocks, warps = cut(num_heads + 2 * num_kv_heads, head_dim)
+        function = f"norm_rope_store_{suffix}_{head_dim}"
+        _MODULE.launch(function, q.device, tokens * blocks, 32 * warps, arguments)
     return q
 
 

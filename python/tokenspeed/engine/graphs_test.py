@@ -31,6 +31,7 @@ from tokenspeed.engine.runner import Captured, ModelRunner, NewSlot, StepWork
 from tokenspeed.models import load_model
 from tokenspeed.models.model import Model
 from tokenspeed.sampling import Sampler, SamplerConfig
+from tokenspeed_kernel import api
 
 BLOCK, MAX_SEQS, MAX_LEN, BLOCKS = 8, 7, 64, 200
 CPU = torch.device("cpu")
@@ -170,6 +171,16 @@ def test_layers_captured_in_pieces_give_the_tokens_of_eager_ones(tiny_model: str
     both = stepper(tiny_model, (2, MAX_SEQS), piece_sizes=(32,))
     assert both.run(requests(count, "mixed")) == expected
     assert pieces.num_pieces > both.num_pieces > 0 and both.num_played > 0
+
+
+def test_pieces_whose_products_add_to_the_residual_give_the_tokens_of_eager_steps(
+    tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "adds_within", lambda rows, _weight: len(rows) >= 5)
+    expected = stepper(tiny_model, ()).run(requests(4, "greedy"))
+    pieces = stepper(tiny_model, (2, MAX_SEQS), piece_sizes=(5, 32))
+    assert pieces.run(requests(4, "greedy")) == expected
+    assert pieces.num_pieces > 0
 
 
 def test_sizes_of_pieces_end_at_the_largest_and_pad_by_no_more_than_half() -> None:

@@ -79,3 +79,11 @@ class RowLinear:
     def __call__(self, x: torch.Tensor, _batch: ForwardBatch, /) -> torch.Tensor:
         """[T, num_inputs / ranks] to [T, num_outputs]."""
         return api.linear(x, self._weight, self._bias)
+
+    def adds(self, rows: torch.Tensor) -> bool:
+        """Whether a step of so many rows, of the inputs' dtype, is faster with `add_to`."""
+        return api.adds_within(rows, self._weight)
+
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """total + self(x), in the place of `total`."""
+        return api.linear_add(x, self._weight, self._bias, total)

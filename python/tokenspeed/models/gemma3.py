@@ -36,6 +36,10 @@ class Gemma3Layer(LlamaLayer):
         x, residual = self.mlp_norm.add(x, residual)
         return self.after_mlp_norm(self.mlp(x, batch)), residual
 
+    def adds(self, x: torch.Tensor) -> bool:
+        """Norms stand between the products and the sums."""
+        return False
+
 
 class Gemma3ForCausalLM(LlamaForCausalLM):
     layer_class = Gemma3Layer

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import unittest.mock
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tokenspeed.config.model import ModelConfig, load_model_config
 from tokenspeed.config.model_source import ModelSource
 from tokenspeed.models import Model, load_model
 from tokenspeed.models.testing import PagedSequences
+from tokenspeed_kernel import api
 
 SMALL: dict[str, Any] = {
     "vocab_size": 250,
@@ -202,6 +204,31 @@ def test_logits_and_64_greedy_tokens_equal_transformers(case: str, tmp_path: Pat
     with torch.inference_mode():
         choices = theirs(torch.tensor([prompt + tokens])).logits[0, 39:-1].argmax(dim=1)
     assert tokens == choices.tolist()
+
+
+@pytest.mark.parametrize(
+    ("case", "sums"),
+    [
+        ("qwen3", 6),
+        ("llama with biases and tied embeddings", 6),
+        # Norms behind the products, and experts, leave sums to the norms.
+        ("gemma3", 0),
+        ("mixtral", 0),
+        ("deepseek-v2-lite", 0),
+    ],
+)
+def test_products_that_add_to_the_residual_themselves_give_the_same_logits(
+    case: str, sums: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, ours = make_pair(tmp_path, *CASES[case])
+    prompt = random_tokens(40, ours.config)
+    expected = PagedSequences(ours, 1, 128).prefill(0, prompt)
+    added = unittest.mock.Mock(wraps=api.linear_add)
+    monkeypatch.setattr(api, "adds_within", lambda _rows, _weight: True)
+    monkeypatch.setattr(api, "linear_add", added)
+    logits = PagedSequences(ours, 1, 128).prefill(0, prompt)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    assert added.call_count == sums
 
 
 def test_weights_in_bfloat16_are_used_as_they_are(tmp_path: Path) -> None:

@@ -44,13 +44,24 @@ class Stage(Protocol):
     def __call__(self, x: torch.Tensor, batch: Any, /) -> torch.Tensor: ...
 
 
+class Adding(Protocol):
+    """A stage that can add its result to a tensor while it computes it; see `layers.RowLinear`."""
+
+    def adds(self, rows: torch.Tensor) -> bool: ...
+
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor: ...
+
+
 class Chain:
-    """Stages with their collectives, itself a stage."""
+    """Stages with their collectives, itself a stage. adding: the last step, where that is a stage of this kind."""
 
-    __slots__ = ("gives", "steps", "takes")
+    __slots__ = ("adding", "gives", "steps", "takes")
 
-    def __init__(self, steps: tuple[Step, ...], takes: Placement, gives: Placement) -> None:
+    def __init__(
+        self, steps: tuple[Step, ...], takes: Placement, gives: Placement, adding: Adding | None = None
+    ) -> None:
         self.steps = steps
+        self.adding = adding
         self.takes = takes
         self.gives = gives
 
@@ -58,6 +69,17 @@ class Chain:
         for step in self.steps:
             x = step(x, batch)
         return x
+
+    def adds(self, rows: torch.Tensor) -> bool:
+        """Whether a step of so many rows is faster with `add_to`."""
+        return self.adding is not None and self.adding.adds(rows)
+
+    def add_to(self, total: torch.Tensor, x: torch.Tensor, batch: Any) -> torch.Tensor:
+        """total + self(x), in the place of `total`. Only where it `adds`."""
+        assert self.adding is not None
+        for step in self.steps[:-1]:
+            x = step(x, batch)
+        return self.adding.add_to(total, x)
 
     def __len__(self) -> int:
         """Stages and collectives."""
@@ -67,8 +89,9 @@ class Chain:
 def connect(group: Group, *stages: Stage) -> Chain:
     """The stages in order, from a replicated activation to a replicated one. Raises PlacementError."""
     chain = _in_order(group, stages)
-    steps = (*chain.steps, *_collective(group, chain.gives, Placement.REPLICATED))
-    return Chain(steps, Placement.REPLICATED, Placement.REPLICATED)
+    collective = _collective(group, chain.gives, Placement.REPLICATED)
+    adding: Any = None if collective or not hasattr(stages[-1], "add_to") else stages[-1]
+    return Chain((*chain.steps, *collective), Placement.REPLICATED, Placement.REPLICATED, adding)
 
 
 def add(group: Group, *branches: Sequence[Stage]) -> Chain:

@@ -44,6 +44,25 @@ def test_one_rank_runs_the_bare_stages() -> None:
     assert float(chain(torch.zeros(1), None)) == 2
 
 
+class AddsItself(AddOne):
+    def adds(self, rows: torch.Tensor) -> bool:
+        return len(rows) > 1
+
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return total.add_(x + 1)
+
+
+def test_a_chain_adds_where_its_last_stage_does_and_no_collective_follows() -> None:
+    stages = (AddOne(REPLICATED, SHARDED), AddsItself(SHARDED, PARTIAL))
+    chain = connect(Group(), *stages)
+    assert (chain.adds(torch.zeros(1)), chain.adds(torch.zeros(2))) == (False, True)
+    total = torch.full((2,), 5.0)
+    assert chain.add_to(total, torch.zeros(2), None) is total
+    assert total.tolist() == [7, 7]
+    assert not connect(TracingGroup(0, 2), *stages).adds(torch.zeros(2))
+    assert not connect(Group(), *stages[::-1]).adds(torch.zeros(2))
+
+
 def test_column_then_row_needs_one_all_reduce_at_the_end() -> None:
     assert run(TracingGroup(0, 2), AddOne(REPLICATED, SHARDED), AddOne(SHARDED, PARTIAL)) == 20
 

@@ -3,9 +3,9 @@
 // Residual addition fused with RMSNorm: residual += x; out = residual / rms(residual) * weight.
 //
 // One block a row. The sum stays in registers between the two passes over the row, so each input is
-// read once and each output written once. Launched by norm/cuda_norm.py, which checks alignment and
-// picks the variant: PACKS is the number of 16-byte packs a thread owns. Never reads past
-// `num_packs` packs of a row.
+// read once and each output written once; the weight is on its way before the kernel ahead has
+// ended. Launched by norm/cuda_norm.py, which checks alignment and picks the variant: PACKS is the
+// number of 16-byte packs a thread owns. Never reads past `num_packs` packs of a row.
 #include "kernels/tokenspeed_kernel/csrc/cuda/vector.cuh"
 
 namespace tokenspeed {
@@ -20,6 +20,12 @@ __device__ void AddRmsNorm(const T* x, T* residual, const T* weight, T* out, int
   const int64_t first = row * num_packs;
 
   LaunchDependents();
+  Pack<T> gain[PACKS];
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    const int pack = threadIdx.x + i * blockDim.x;
+    if (pack < num_packs) gain[i] = LoadPack(weight, pack);
+  }
   WaitForPrevious();
   Pack<T> added[PACKS];
   Pack<T> before[PACKS];
@@ -52,11 +58,10 @@ __device__ void AddRmsNorm(const T* x, T* residual, const T* weight, T* out, int
   for (int i = 0; i < PACKS; ++i) {
     const int pack = threadIdx.x + i * blockDim.x;
     if (pack < num_packs) {
-      const Pack<T> gain = LoadPack(weight, pack);
       Pack<T> normed;
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
-        normed.values[j] = FromFloat<T>(total[i][j] * scale * ToFloat(gain.values[j]));
+        normed.values[j] = FromFloat<T>(total[i][j] * scale * ToFloat(gain[i].values[j]));
       }
       StorePack(out, first + pack, normed);
     }

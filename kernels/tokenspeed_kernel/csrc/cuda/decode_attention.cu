@@ -236,23 +236,24 @@ __device__ inline void DecodeAttention(const CUtensorMap* k_map, const CUtensorM
   }
 }
 
-// Few rows, which no plan is made for: each comes in as many parts as blocks are left for it.
+// Few rows, which no plan is made for: each comes in as many parts as blocks are left for it. Their
+// lengths and tables, too, and all keys but the newest are older than the step's first layer
+// (vector.cuh says why that is enough).
 template <int HEADS>
 __device__ inline void DecodeFew(const DecodeCall& call, const DecodeShape& shape) {
   __shared__ DecodeShared s;
   __shared__ int last;
   const int most_parts = gridDim.x / (shape.num_kv_heads * shape.num_rows);
-  LaunchDependents();
-  WaitForPrevious();
   const int index = blockIdx.x % most_parts, pair = blockIdx.x / most_parts;
   const int64_t row = pair / shape.num_kv_heads;
-  const int kv_len = call.kv_lens[row];
+  const int kv_len = __ldcg(call.kv_lens + row);
   const int each = (kv_len + most_parts - 1) / most_parts;
   const int share = (each + kBlockKeys - 1) / kBlockKeys * kBlockKeys;
-  const Keys keys = {index * share, min(index * share + share, kv_len), 0};
+  const Keys keys = {index * share, min(index * share + share, kv_len), kv_len - 1};
   const Part part = {row, pair % shape.num_kv_heads, index, (kv_len + share - 1) / share,
                      static_cast<int>(row) * most_parts};
-  if (index < part.parts) OwnPart<HEADS>(call, part, keys, shape, s, last);
+  if (index >= part.parts) return WaitForPrevious();
+  OwnPart<HEADS>(call, part, keys, shape, s, last);
 }
 
 }  // namespace tokenspeed

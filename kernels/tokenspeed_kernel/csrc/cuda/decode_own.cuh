@@ -5,8 +5,9 @@
 // Each of the block's four warps takes sixteen keys at a time, straight into registers: keys times
 // queries on the matrix units (K is permuted alike on both sides, so that a lane reads 16 bytes),
 // values by multiply-add with four columns a lane. Loads of all keys and values of a step are in
-// flight together; those of the first begin before the kernel ahead has ended, if what it may still
-// write, the newest key, is not among them. The warps' sums meet in shared memory.
+// flight together; those of the first begin before the kernel ahead has ended, or come as far as
+// the second-level cache where the newest key, which it may still write, is among them. The warps'
+// sums meet in shared memory.
 #pragma once
 
 #include "kernels/tokenspeed_kernel/csrc/cuda/vector.cuh"
@@ -89,6 +90,15 @@ struct StepTile {
       value[i] = i < exist ? LoadStreamed8(v + i * kDecodeHead) : make_uint2(0, 0);
     }
   }
+
+  // To the second-level cache: what is written meanwhile lies there too.
+  static __device__ inline void Prefetch(const __nv_bfloat16* k_cache, const __nv_bfloat16* v_cache,
+                                         int64_t at) {
+    constexpr int kEach = kStepKeys * kDecodeHead / 32;
+    const int64_t mine = at + (threadIdx.x & 31) * kEach;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(k_cache + mine));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(v_cache + mine));
+  }
 };
 
 // The row's queries of this KV head; a lane has the pieces of one head that it multiplies.
@@ -123,7 +133,12 @@ __device__ inline void WarpSums(const __nv_bfloat16* q, const __nv_bfloat16* k_c
   };
   StepTile tile;
   const bool early = key + kStepKeys <= min(keys.end, keys.newest);
-  if (early) tile.Load(k_cache, v_cache, place(), kStepKeys);
+  if (early) {
+    tile.Load(k_cache, v_cache, place(), kStepKeys);
+  } else if (key < keys.end) {
+    StepTile::Prefetch(k_cache, v_cache, place());
+  }
+  LaunchDependents();  // whose first loads come after these
   WaitForPrevious();
   uint4 query[4];
   LoadQueries(query, q, row, kv_head, shape);

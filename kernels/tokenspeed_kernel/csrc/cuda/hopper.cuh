@@ -48,6 +48,11 @@ __device__ inline void Wait(uint64_t* barrier, uint32_t parity) {
       : "memory");
 }
 
+// Brings the description of a tensor, so that the first copy of it does not wait for that.
+__device__ inline void PrefetchMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // A box of the tensor, from (column, row) on, to `to`.
 __device__ inline void CopyBox(void* to, const CUtensorMap* map, int column, int row,
                                uint64_t* barrier) {

@@ -4,8 +4,9 @@
 // in 16-byte pieces that go straight into the matrix units' operands.
 //
 // A block owns 16 rows of the weight (8 where there are too few for all cores, or 8 of the gate and
-// their 8 partners of the up projection); its warps split K in chunks of 128 and add up in order
-// through shared memory, so an output's bits depend on its own row of x alone. The products run on
+// their 8 partners of the up projection); its warps split K in chunks of 128, or of 256 where a row
+// is long and eight rows leave the registers, and add up in order through shared memory, so an
+// output's bits depend on its own row of x alone. The products run on
 // mma.m16n8k16 with the weight as the left operand. K is permuted within 32 the same way on both
 // sides: a lane's 16 bytes serve two products. Loads of the weight start before the kernels ahead
 // in the stream are done. Launched by gemm/cuda_skinny.py, which checks shapes and alignment.
@@ -13,12 +14,18 @@
 
 namespace tokenspeed {
 
-constexpr int kChunk = 128;  // of K, per warp and iteration
-constexpr int kSteps = kChunk / 32;
+constexpr int kChunk = 128;  // of K, per warp and iteration; twice that in deep ones
 constexpr int kMaxWarps = 8;
 constexpr int kTile = 16 * 8;  // outputs of one product
 
-enum Rows { kSixteen = 0, kEight = 1, kGated = 2 };
+enum Rows { kSixteen = 0, kEight = 1, kGated = 2, kEightDeep = 3 };
+
+__host__ __device__ constexpr bool OwnsEight(Rows rows) {
+  return rows == kEight || rows == kEightDeep;
+}
+__host__ __device__ constexpr int StepsOf(Rows rows) {
+  return (rows == kEightDeep ? 2 : 1) * kChunk / 32;
+}
 
 __device__ inline uint4 Zero4() { return make_uint4(0, 0, 0, 0); }
 
@@ -45,13 +52,13 @@ template <typename T, Rows ROWS>
 struct WeightRows {
   const T* low;
   const T* high;
-  uint4 a[kSteps];
-  uint4 b[kSteps];
+  uint4 a[StepsOf(ROWS)];
+  uint4 b[StepsOf(ROWS)];
 
   // `at`: the lane's first element of a step. Past the end of K there are zeros.
   __device__ void Load(int step, int at, int num_inputs) {
     a[step] = at < num_inputs ? LoadStreamed16(low + at) : Zero4();
-    if (ROWS != kEight) b[step] = at < num_inputs ? LoadStreamed16(high + at) : Zero4();
+    if (!OwnsEight(ROWS)) b[step] = at < num_inputs ? LoadStreamed16(high + at) : Zero4();
   }
 };
 
@@ -66,6 +73,7 @@ template <typename T, typename Out, Rows ROWS>
 __device__ void SkinnyGemm(const T* x, const T* weight, const T* bias, Out* out,
                            SkinnyShape shape) {
   constexpr int kOwned = ROWS == kSixteen ? 16 : 8;  // outputs of a block
+  constexpr int kSteps = StepsOf(ROWS);
   __shared__ float partial[kMaxWarps * kTile];
   const int lane = threadIdx.x & 31;
   const int warp = threadIdx.x >> 5;
@@ -81,7 +89,7 @@ __device__ void SkinnyGemm(const T* x, const T* weight, const T* bias, Out* out,
   rows.low = weight + min(first + group, last) * inputs;
   rows.high = ROWS == kGated ? rows.low + shape.num_outputs * inputs
                              : weight + min(first + 8 + group, last) * inputs;
-  int k = warp * kChunk + lane_k;
+  int k = warp * kSteps * 32 + lane_k;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) rows.Load(step, k + step * 32, shape.num_inputs);
   LaunchDependents();
@@ -89,13 +97,13 @@ __device__ void SkinnyGemm(const T* x, const T* weight, const T* bias, Out* out,
 
   float sum[4] = {};
   const T* token = group < shape.num_tokens ? x + group * shape.x_stride : nullptr;
-  const int stride = num_warps * kChunk;
+  const int stride = num_warps * kSteps * 32;
   for (; k - lane_k < shape.num_inputs; k += stride) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int at = k + step * 32;
       const uint4 a = rows.a[step];
-      const uint4 b = ROWS == kEight ? Zero4() : rows.b[step];
+      const uint4 b = OwnsEight(ROWS) ? Zero4() : rows.b[step];
       uint4 v = Zero4();
       if (token != nullptr && at < shape.num_inputs)
         v = *reinterpret_cast<const uint4*>(token + at);
@@ -145,6 +153,7 @@ __device__ void SkinnyGemm(const T* x, const T* weight, const T* bias, Out* out,
 #define TOKENSPEED_SKINNY_TYPE(NAME, TYPE)                     \
   TOKENSPEED_SKINNY(NAME##_sixteen, TYPE, TYPE, kSixteen)      \
   TOKENSPEED_SKINNY(NAME##_eight, TYPE, TYPE, kEight)          \
+  TOKENSPEED_SKINNY(NAME##_deep, TYPE, TYPE, kEightDeep)       \
   TOKENSPEED_SKINNY(NAME##_gated, TYPE, TYPE, kGated)          \
   TOKENSPEED_SKINNY(NAME##_f32_sixteen, TYPE, float, kSixteen) \
   TOKENSPEED_SKINNY(NAME##_f32_eight, TYPE, float, kEight)

@@ -75,6 +75,7 @@ struct StreamProducer {
   __device__ void Run(int chunks, uint64_t* empty) const {
     const int prefix = min(chunks, ring.stages);
     for (int i = 0; i < prefix; ++i) Weight(i, i);
+    PrefetchMap(x_map);
     WaitForPrevious();
     for (int i = 0; i < prefix; ++i) X(i, i);
     int stage = 0;

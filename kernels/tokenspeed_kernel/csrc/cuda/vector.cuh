@@ -34,7 +34,15 @@ __device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float value) {
 
 // Overlap with the neighbours in the stream, where launches allow it (cuda_driver.py) and the GPU
 // can: the next kernel's blocks may start, and everything that the kernels before wrote is visible.
-// Every kernel calls the second before it reads or writes what others touch; weights are read only.
+//
+// Every kernel calls the second before it writes anything. Before it, it may read only what was
+// there before the step's embedding: weights, positions, slots, lengths, block tables, keys and
+// values of earlier steps and copied blocks. That is safe however many kernels are under way at
+// once (each may begin before those ahead of it have waited): an embedding is an ordinary launch,
+// which begins when all before it has ended, and none of ours after it begins before its blocks
+// have ended, in whatever layer. A plan is such a launch too: it allows no overlap, and its blocks
+// end after their wait and a fence. What is written in a step is written after the wait, so no
+// reader ahead is overtaken.
 __device__ inline void LaunchDependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

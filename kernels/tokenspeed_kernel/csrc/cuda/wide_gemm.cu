@@ -79,6 +79,7 @@ struct WideProducer {
     const int prefix = min(chunks, kStages);
     const int2 start = walk.At(first, rank);
     for (int i = 0; i < prefix; ++i) Weight(start, i, i);
+    PrefetchMap(x_map);
     WaitForPrevious();
     for (int i = 0; i < prefix; ++i) X(start, i, i);
     int stage = prefix % kStages;
