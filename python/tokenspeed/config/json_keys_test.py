@@ -14,7 +14,7 @@ from tokenspeed.config.gguf import read_gguf
 from tokenspeed.config.model import ModelConfig, config_from_gguf, load_model_config
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import embedded_model_path, resolve_model
-from tokenspeed.config.model_test import DEEPSEEK, GEMMA, folder_with
+from tokenspeed.config.testing import DEEPSEEK, GEMMA, folder_with
 
 WRONG_VALUES: tuple[Any, ...] = (-1, 0, 1.5, 10**18, 1e30, float("nan"), True, "x", [], [1], [None], {"a": 1})
 ROPE: dict[str, Any] = {

@@ -18,28 +18,7 @@ from tokenspeed.config.model import config_from_gguf, load_model_config
 from tokenspeed.config.model_error import ModelError
 from tokenspeed.config.model_source import ModelSource, embedded_model_path
 from tokenspeed.config.moe import MoEConfig
-
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "eos_token_id": [7, 8],
-    "bos_token_id": 1,
-    "torch_dtype": "bfloat16",
-}
-
-
-def folder_with(tmp_path: Path, values: dict[str, Any]) -> ModelSource:
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    return ModelSource("folder", tmp_path, "test")
+from tokenspeed.config.testing import DEEPSEEK, GEMMA, LLAMA, MIXTRAL, folder_with
 
 
 def test_llama_config_json(tmp_path: Path) -> None:
@@ -117,16 +96,6 @@ def test_members_of_the_family_differ_in_biases_norms_and_windows(tmp_path: Path
     for use, windows in ((True, (0, 64)), (False, (0, 0))):
         config = load_model_config(folder_with(tmp_path, LLAMA | windowed | {"use_sliding_window": use}))
         assert config.windows == windows
-
-
-GEMMA: dict[str, Any] = LLAMA | {
-    "architectures": ["Gemma3ForCausalLM"],
-    "hidden_activation": "gelu_pytorch_tanh",
-    "num_hidden_layers": 7,
-    "sliding_window": 32,
-    "query_pre_attn_scalar": 64,
-    "head_dim": 32,
-}
 
 
 def test_gemma3_interleaves_windows_and_rotary_bases(tmp_path: Path) -> None:
@@ -228,13 +197,6 @@ def test_embedded_model_is_the_llama_of_its_card() -> None:
     assert config.eos_token_ids == (2,)
 
 
-MIXTRAL: dict[str, Any] = LLAMA | {
-    "architectures": ["MixtralForCausalLM"],
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
-
-
 def test_experts_of_mixtral_and_qwen3_moe_and_gpt_oss(tmp_path: Path) -> None:
     mixtral = load_model_config(folder_with(tmp_path, MIXTRAL)).moe
     assert mixtral == MoEConfig(8, 2, 96, (True, True))
@@ -261,26 +223,6 @@ def test_experts_that_cannot_be_are_refused_by_name(tmp_path: Path, change: dict
         load_model_config(folder_with(tmp_path, MIXTRAL | change))
 
 
-DEEPSEEK: dict[str, Any] = LLAMA | {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "q_lora_rank": 24,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 48,
-    "head_dim": 7,
-    "n_routed_experts": 16,
-    "n_group": 4,
-    "topk_group": 2,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "num_nextn_predict_layers": 1,
-}
 DEEPSEEK_V2 = DEEPSEEK | {"architectures": ["DeepseekV2ForCausalLM"], "scoring_func": "softmax", "topk_method": None}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tokenspeed.config.model import load_model_config
-from tokenspeed.config.model_test import DEEPSEEK, LLAMA, MIXTRAL, folder_with
+from tokenspeed.config.testing import DEEPSEEK, LLAMA, MIXTRAL, folder_with
 from tokenspeed.config.work import context_cost_tokens
 
 QWEN3_8B = LLAMA | {
