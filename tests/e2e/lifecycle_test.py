@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import threading
 import time
@@ -13,47 +12,22 @@ import openai
 import psutil
 import pytest
 
+from tests.e2e.watching import gauge, long_stream
+from tests.support.processes import wait_until
 from tests.support.server import Server
 
 SMALL = ("--max-model-len", "1024", "--max-num-seqs", "16", "--max-total-tokens", "8192")
-
-
-def gauge(server: Server, name: str) -> float:
-    """The sum of a gauge over its label sets on /metrics."""
-    values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? ([0-9.e+-]+)$", server.get_text("/metrics"), re.MULTILINE)
-    assert values, f"{name} is not exported"
-    return sum(float(value) for value in values)
-
-
-def wait_until(condition: object, limit_s: float) -> bool:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if condition():  # type: ignore[operator]
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def long_stream(client: openai.OpenAI, model: str, max_tokens: int = 900) -> openai.Stream:
-    return client.completions.create(
-        model=model,
-        prompt="Count: one two three",
-        max_tokens=max_tokens,
-        temperature=1.0,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
 
 
 def test_a_client_that_leaves_frees_its_blocks(server: Server, client: openai.OpenAI, model: str) -> None:
     streams = [long_stream(client, model) for _ in range(4)]
     for stream in streams:
         next(iter(stream))
-    assert wait_until(lambda: gauge(server, "tokenspeed:num_requests_running") >= 4, 10)
+    wait_until(lambda: gauge(server, "tokenspeed:num_requests_running") >= 4, 10)
     for stream in streams:
         stream.close()
-    assert wait_until(lambda: gauge(server, "tokenspeed:num_requests_running") == 0, 20)
-    assert wait_until(lambda: gauge(server, "tokenspeed:kv_cache_usage_perc") == 0, 20)
+    wait_until(lambda: gauge(server, "tokenspeed:num_requests_running") == 0, 20)
+    wait_until(lambda: gauge(server, "tokenspeed:kv_cache_usage_perc") == 0, 20)
 
 
 def test_a_client_that_leaves_before_the_answer_frees_its_blocks(server: Server, model: str) -> None:
@@ -62,7 +36,7 @@ def test_a_client_that_leaves_before_the_answer_frees_its_blocks(server: Server,
         httpx.post(server.base_url + "/v1/completions", json=body, timeout=1.0)
     except httpx.TimeoutException:
         pass
-    assert wait_until(lambda: gauge(server, "tokenspeed:num_requests_running") == 0, 20)
+    wait_until(lambda: gauge(server, "tokenspeed:num_requests_running") == 0, 20)
     assert server.post("/v1/completions", {"prompt": "hi", "max_tokens": 2})[0] == 200
 
 
@@ -79,9 +53,9 @@ def test_sigterm_turns_readiness_at_once_lets_streams_finish_and_exits_zero() ->
         threads = [threading.Thread(target=consume) for _ in range(10)]
         for thread in threads:
             thread.start()
-        assert wait_until(lambda: gauge(own, "tokenspeed:num_requests_running") >= 10, 20)
+        wait_until(lambda: gauge(own, "tokenspeed:num_requests_running") >= 10, 20)
         own.terminate()
-        assert wait_until(lambda: own.status("/readiness") in (503, None), 2)
+        wait_until(lambda: own.status("/readiness") in (503, None), 2)
         for thread in threads:
             thread.join(150)
         assert [reason for _, reason in results] == ["length"] * 10
@@ -112,7 +86,7 @@ def test_a_killed_child_ends_its_streams_once_and_is_started_again(word: str) ->
         assert cut_off(own, word) < 20
         if word == "--headless":
             assert own.status("/readiness") == 503, "no engine, no readiness"
-        assert wait_until(lambda: "ready again after" in own.log(), 60), own.log()
+        wait_until(lambda: "ready again after" in own.log(), 60, own.log)
         assert own.post("/v1/completions", {"prompt": "hi", "max_tokens": 2})[0] == 200
         assert gauge(own, "tokenspeed:num_requests_running") == 0
         own.terminate()
@@ -123,7 +97,7 @@ def test_without_restarts_a_killed_engine_ends_the_server_and_leaves_nobody_behi
     with Server(*SMALL, "--engine-restarts", "0") as own:
         tree = psutil.Process(own.process.pid).children(recursive=True)
         assert cut_off(own, "--headless") < 20
-        assert wait_until(lambda: own.process.poll() is not None, 60)
+        wait_until(lambda: own.process.poll() is not None, 60)
         assert own.process.returncode != 0 and "engine" in own.log()
         gone, alive = psutil.wait_procs(tree, timeout=20)
         assert not alive, f"left behind: {alive}, ended: {gone}"

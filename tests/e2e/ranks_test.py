@@ -15,8 +15,8 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.lifecycle_test import gauge, long_stream, wait_until
-from tests.support.processes import free_port, python_environment
+from tests.e2e.watching import gauge, long_stream
+from tests.support.processes import free_port, python_environment, wait_until
 from tests.support.server import Server
 
 LONG = "The history of the sea, as the old sailors told it, begins with a storm. " * 40
@@ -113,8 +113,8 @@ def test_clients_that_leave_free_their_blocks_on_every_rank(two: Server) -> None
         next(iter(stream))
     for stream in streams:
         stream.close()
-    assert wait_until(lambda: gauge(two, "tokenspeed:num_requests_running") == 0, 30)
-    assert wait_until(lambda: gauge(two, "tokenspeed:kv_cache_usage_perc") == 0, 30)
+    wait_until(lambda: gauge(two, "tokenspeed:num_requests_running") == 0, 30)
+    wait_until(lambda: gauge(two, "tokenspeed:kv_cache_usage_perc") == 0, 30)
     # A rank whose blocks were not free would plan other steps from here on, and end the engine in words.
     assert complete(two, BODIES["greedy"])["choices"][0]["finish_reason"] == "length"
     assert "all ranks must take the same steps" not in two.log()
@@ -141,7 +141,7 @@ def end_of_a_stream_when(server: Server, kill: Any) -> None:
 def test_a_killed_rank_ends_its_streams_and_all_ranks_are_started_again(two: Server) -> None:
     first, other = ranks_of(two)
     end_of_a_stream_when(two, other.kill)
-    assert wait_until(lambda: "ready again after" in two.log(), 90), two.log()
+    wait_until(lambda: "ready again after" in two.log(), 90, two.log)
     assert "rank 1 ended (signal 9)" in two.log()
     assert not first.is_running()
     assert complete(two, BODIES["greedy"])["choices"][0]["finish_reason"] == "length"
@@ -151,7 +151,7 @@ def test_a_killed_rank_ends_its_streams_and_all_ranks_are_started_again(two: Ser
 def test_a_killed_first_rank_leaves_no_other_behind_and_sigterm_ends_what_is_there(two: Server) -> None:
     first, other = ranks_of(two)
     end_of_a_stream_when(two, first.kill)
-    assert wait_until(lambda: not other.is_running(), 20), "an orphan"
+    wait_until(lambda: not other.is_running(), 20)
     two.terminate()
     assert two.wait() == 0
     assert not [process for process in (first, other) if process.is_running()]
@@ -192,7 +192,7 @@ def test_two_replicas_share_the_requests_and_end_and_return_together() -> None:
         replicas = [p for p in psutil.Process(own.process.pid).children(True) if "--data-parallel-rank" in p.cmdline()]
         assert len(replicas) == 2
         end_of_a_stream_when(own, lambda: [replica.kill() for replica in replicas[:1]])
-        assert wait_until(lambda: "ready again after" in own.log(), 90), own.log()
+        wait_until(lambda: "ready again after" in own.log(), 90, own.log)
         assert complete(own, BODIES["greedy"])["choices"][0]["text"]
         assert not [replica for replica in replicas if replica.is_running()]
 
@@ -207,7 +207,7 @@ def test_two_machines_share_a_model_and_a_node_comes_back_after_a_loss() -> None
         with Server(*flags) as own:
             before = complete(own, BODIES["greedy"])["choices"][0]["text"]
             end_of_a_stream_when(own, psutil.Process(node.pid).children()[0].kill)
-            assert wait_until(lambda: "ready again after" in own.log(), 90), own.log()
+            wait_until(lambda: "ready again after" in own.log(), 90, own.log)
             assert complete(own, BODIES["greedy"])["choices"][0]["text"] == before
             own.terminate()
             assert own.wait() == 0

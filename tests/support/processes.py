@@ -22,9 +22,12 @@ def python_environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **more}
 
 
-def wait_until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
-    """The limit is for what never comes: a machine that is busy with other tests is slow, not wrong."""
+def wait_until(condition: Callable[[], object], limit_s: float = 60.0, why: Callable[[], str] = lambda: "") -> None:
+    """The limit is for what never comes: a machine that is busy with other tests is slow, not wrong.
+
+    why: asked for more words when it has not come.
+    """
     deadline_s = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < deadline_s, f"it did not happen in {limit_s:g} s"
+        assert time.monotonic() < deadline_s, f"it did not happen in {limit_s:g} s {why()}"
         time.sleep(0.01)
