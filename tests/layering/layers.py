@@ -41,7 +41,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "tokenspeed.version": set(),
     "tokenspeed.config": {"tokenspeed.version"},
     "tokenspeed.observability": {"tokenspeed.config", "tokenspeed.version"},
-    "tokenspeed.rpc": {"tokenspeed_protos", "tokenspeed.config", "tokenspeed.observability", "tokenspeed.version"},
+    "tokenspeed.rpc": {"tokenspeed_protos", "tokenspeed.config"},
     # The engine's end of the gRPC lane, with an engine in its process; and the program that starts it.
     "tokenspeed.rpc.grpc.serve": {
         "tokenspeed_cc",
@@ -55,7 +55,6 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     },
     "tokenspeed.rpc.grpc.__main__": {"tokenspeed.rpc.grpc.serve"},
     "tokenspeed.gateway": {
-        "tokenspeed_protos",
         "tokenspeed.config",
         "tokenspeed.observability",
         "tokenspeed.rpc",
@@ -83,12 +82,11 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "tokenspeed.rpc",
         "tokenspeed.sampling",
         "tokenspeed.version",
-        "tokenspeed.weights",
         # Engine and AsyncLLM take and give text without a gateway process: the machines for text, nothing else.
         "tokenspeed.gateway.text",
     },
     # The module paths that released programs import: names only.
-    "tokenspeed.runtime": {"tokenspeed.config", "tokenspeed.engine", "tokenspeed.version"},
+    "tokenspeed.runtime": {"tokenspeed.config", "tokenspeed.engine"},
     "tokenspeed.cli": {
         "tokenspeed_kernel",
         "tokenspeed_kernel.bench",
