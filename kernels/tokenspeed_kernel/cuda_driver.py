@@ -157,6 +157,26 @@ class TensorMap(ctypes.Structure):
     _fields_ = (("words", ctypes.c_uint64 * 16),)
 
 
+_LONGEST = 1 << 31
+
+
+def swizzled_cache(cache: torch.Tensor, box_rows: int) -> TensorMap:
+    """As `swizzled_rows` of a KV cache [..., D], all dimensions but the last one taken together.
+
+    The map has no end: a captured step keeps the one it was captured with, when the pool had one block yet and nothing
+    but its address was final. Boxes must lie within blocks that a block table names.
+    """
+    columns = cache.shape[-1]
+    return _encode(cache.data_ptr(), (columns, _LONGEST), (2 * columns,), (64, box_rows))
+
+
+def swizzled_cache_panels(cache: torch.Tensor, box_rows: int) -> TensorMap:
+    """As `swizzled_panels` of a KV cache, without an end as `swizzled_cache`."""
+    columns = cache.shape[-1]
+    panels = columns // 64
+    return _encode(cache.data_ptr(), (64, panels, _LONGEST), (128, 2 * columns), (64, panels, box_rows))
+
+
 def swizzled_rows(rows: torch.Tensor, box_rows: int) -> TensorMap:
     """How to copy boxes of 64 columns and `box_rows` rows out of a matrix of 2-byte floats.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -382,3 +383,13 @@ def test_what_a_tensor_holds_of_its_owner_goes_without_a_collection() -> None:
         assert held() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("make", [cuda_driver.swizzled_cache, cuda_driver.swizzled_cache_panels])
+def test_a_cache_s_map_is_the_same_before_the_pool_has_its_blocks(
+    make: Callable[[torch.Tensor, int], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Steps are captured while the pool has one block, and keep the map.
+    monkeypatch.setattr(cuda_driver, "_encode", lambda *arguments: arguments)
+    cache = torch.zeros(8, 16, 576, dtype=torch.bfloat16)
+    assert make(cache[:1], 16) == make(cache, 16)

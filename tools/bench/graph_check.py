@@ -14,10 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from tokenspeed_kernel.attention import cuda_paged
+
 SHAPES = Path(__file__).resolve().parent / "shapes"
 BATCH, PROMPT, LONGEST = 4, 200, 1024
+SHARED = 512
+"""Tokens that prompts begin with where prefixes are cached: rows that decode read them together."""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("qwen3-0.6b", {}),
+    "dense, a shared prompt": ("qwen3-0.6b", {"enable_prefix_caching": True}),
     "dense, fp8 weights": ("qwen3-0.6b", {"quantization": "fp8"}),
     "dense, fp8 cache": ("qwen3-0.6b", {"kv_cache_dtype": "fp8_e4m3"}),
     "experts": ("qwen3-moe-small", {}),
@@ -50,6 +55,7 @@ class Runs:
         free = torch.cuda.mem_get_info()[0]
         # Equal lengths: all end in the same step, so the batch never shrinks to a size without a graph.
         prompts = random.integers(10, 30_000, (BATCH, PROMPT)).tolist()
+        shared = random.integers(10, 30_000, SHARED).tolist() if options.get("enable_prefix_caching") else []
         engine = Engine(
             str(SHAPES / shape),
             load_format="dummy",
@@ -58,9 +64,11 @@ class Runs:
             max_num_seqs=BATCH,
             max_model_len=LONGEST,
             max_total_tokens=16384,
-            enable_prefix_caching=False,
-            **options,
+            **{"enable_prefix_caching": False, **options},
         )
+        if shared:
+            engine.generate([shared], {"max_new_tokens": 1})
+            prompts = [shared + prompt for prompt in prompts]
         self.tokens: dict[str, list[list[int]]] = {}
         for name, variant in VARIANTS.items():
             params = [{**variant, "seed": row, "max_new_tokens": 48, "ignore_eos": True} for row in range(BATCH)]
@@ -73,6 +81,7 @@ class Runs:
 def differences(name: str) -> int:
     """How much is wrong with one of MODELS; says what."""
     shape, options = MODELS[name]
+    cuda_paged.LEAST_SAVED = 1  # or so few rows would read what they share apart
     eager = Runs(shape, enforce_eager=True, **options)
     exact = {"prefill_graph_max_tokens": BATCH * PROMPT, "prefill_graph_capture_token_sizes": [BATCH * PROMPT]}
     played = Runs(shape, cudagraph_capture_sizes=[BATCH], **exact, **options)

@@ -16,7 +16,14 @@ import torch
 from tokenspeed_kernel.attention import cuda_plan
 from tokenspeed_kernel.attention.cuda_plan import DecodeCut, PrefillCut, addresses
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
-from tokenspeed_kernel.cuda_driver import CudaModule, fatbin_for, swizzled_heads, swizzled_panels, swizzled_rows
+from tokenspeed_kernel.cuda_driver import (
+    CudaModule,
+    fatbin_for,
+    swizzled_cache,
+    swizzled_cache_panels,
+    swizzled_heads,
+    swizzled_panels,
+)
 from tokenspeed_kernel.registry import Band, Platform, cuda, kernel
 
 _LOG2E = 1.4426950408889634
@@ -126,7 +133,7 @@ def _decode_few(
     partial = torch.empty(2 * blocks, num_heads, _LATENT, dtype=torch.float32, device=q.device)
     stats = torch.empty(2 * blocks, num_heads, 2, dtype=torch.float32, device=q.device)
     shape = _FewShape(num_heads, cache.shape[1], scale * _LOG2E, meta.block_tables.stride(0))
-    maps = (swizzled_panels(q, num_heads, 1), swizzled_panels(cache.view(-1, _LATENT + _KEY), _CHUNK_KEYS))
+    maps = (swizzled_panels(q, num_heads, 1), swizzled_cache_panels(cache, _CHUNK_KEYS))
     tensors = (plan, meta.block_tables, meta.kv_lens, out, partial, stats, cuda_plan.counters(q.device))
     _FEW.launch("latent_decode_few_bf16", q.device, blocks, _THREADS, (*maps, *addresses(*tensors), shape))
 
@@ -145,4 +152,4 @@ def _prefill(
 
 
 def _latents(cache: torch.Tensor) -> object:
-    return swizzled_rows(cache.view(-1, _LATENT + _KEY), min(cache.shape[1], _KEY_TILE))
+    return swizzled_cache(cache, min(cache.shape[1], _KEY_TILE))

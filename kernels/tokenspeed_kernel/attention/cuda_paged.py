@@ -17,7 +17,7 @@ import torch
 from tokenspeed_kernel.attention import cuda_plan
 from tokenspeed_kernel.attention.cuda_plan import DecodeCut, DecodePlan, PrefillCut, PrefillPlan, addresses
 from tokenspeed_kernel.attention.metadata import AttentionMetadata
-from tokenspeed_kernel.cuda_driver import CudaModule, fatbin_for, swizzled_heads, swizzled_rows
+from tokenspeed_kernel.cuda_driver import CudaModule, fatbin_for, swizzled_cache, swizzled_heads
 from tokenspeed_kernel.registry import Band, Platform, cuda, kernel
 
 _LOG2E = 1.4426950408889634
@@ -163,7 +163,7 @@ def _decode(
 ) -> None:
     rows = slice(plan.first_row, plan.first_row + plan.num_rows)
     scratch = (*_scratch(q, plan.most_parts), cuda_plan.counters(q.device))
-    maps = (swizzled_rows(cache.view(-1, _HEAD_DIM), _GROUP_KEYS) for cache in caches)
+    maps = (swizzled_cache(cache, _GROUP_KEYS) for cache in caches)
     tensors = (q[rows], *caches, meta.block_tables[rows], meta.kv_lens[rows], out[rows], *scratch, plan.memory)
     arguments = (*maps, *addresses(*tensors), _decode_shape(q, caches[0], meta, plan.num_rows, scale))
     blocks = plan.most_items * caches[0].shape[1]
@@ -203,7 +203,7 @@ def _prefill(
     shape = _PrefillShape(
         num_heads, group, num_kv_heads, block_size, tokens, scale * _LOG2E, meta.block_tables.stride(0)
     )
-    maps = (swizzled_rows(cache.view(-1, _HEAD_DIM), min(block_size, _QUERIES)) for cache in caches)
+    maps = (swizzled_cache(cache, min(block_size, _QUERIES)) for cache in caches)
     partial = torch.empty(plan.most_pieces, _QUERIES, _HEAD_DIM, dtype=torch.float32, device=q.device)
     stats = torch.empty(plan.most_pieces, _QUERIES, 2, dtype=torch.float32, device=q.device)
     scratch = (cuda_plan.counters(q.device), cuda_plan.queue(q.device))
