@@ -149,6 +149,15 @@ def test_half_a_surrogate_pair_is_no_text(backend: Backend) -> None:
     assert not takes(backend, "json_schema", text, '"\\ud83d"')
 
 
+@pytest.mark.parametrize("schema", [{"type": "number"}, {}, {"type": "array", "items": {"type": "number"}}], ids=str)
+def test_a_number_is_one_that_readers_can_hold(schema: dict[str, Any]) -> None:
+    backend, text = load_backend("xgrammar", TABLE, True), json.dumps(schema)
+    around = "[{}]" if schema.get("type") == "array" else "{}"
+    for number in ("-1.5e+99", "1E9", "0.25", "-0"):
+        assert takes(backend, "json_schema", text, around.format(number))
+    assert not takes(backend, "json_schema", text, around.format("1e400"))
+
+
 FORMATS = [
     ("date", ["2024-12-31", "2023-02-28"], ["2023-02-31", "2023-04-31", "2023-13-01"]),
     ("time", ["23:59:59Z", "10:00:00.5+02:00"], ["10:00:60Z", "24:00:00Z", "10:00:00"]),

@@ -30,12 +30,14 @@ _MARK = re.compile(r'^(\S+) ::= \(\("\\U([0-9a-f]{8})"\)\)$', re.MULTILINE)
 _QUOTED = re.compile(r'"\\"" (\S+) "\\""')
 
 _HEX = "[A-Fa-f0-9]"
-_SURROGATES = {
+_NARROWED = {
     r"[^\0-\x1f\"\\\r\n": r"[^\0-\x1f\ud800-\udfff\"\\\r\n",
     f'("u" {_HEX} {_HEX} {_HEX} {_HEX})': f'("u" [A-CEFa-cef0-9] {_HEX} {_HEX} {_HEX}) | ("u" [Dd] [0-7] {_HEX} {_HEX})'
     rf' | ("u" [Dd] [89ABab] {_HEX} {_HEX} "\\u" [Dd] [C-Fc-f] {_HEX} {_HEX})',
+    "[eE] basic_number_4 basic_number_digits{1, -1}": "[eE] basic_number_4 basic_number_digits{1, 2}",
 }
-"""Where the library's strings have halves of surrogate pairs, bare or escaped, ours have none."""
+"""Where the library's strings have halves of surrogate pairs, bare or escaped, ours have none; and exponents of any
+length, which no reader's numbers hold, ours have two digits."""
 _PLAIN = SchemaWriter(plain, measures=False)
 _LOCATION = re.compile(r"^\[[0-9:]+\] [^ ]+:\d+: ")
 
@@ -124,7 +126,7 @@ def _json_grammar(schema: Any, any_whitespace: bool) -> xgrammar.Grammar:
         max_whitespace_cnt=MAX_WHITESPACE if any_whitespace else None,
     )
     text = str(grammar)
-    for theirs, ours in _SURROGATES.items():
+    for theirs, ours in _NARROWED.items():
         text = text.replace(theirs, ours)
     rules = {rule[1]: texts.get(chr(int(rule[2], 16))) for rule in _MARK.finditer(text)}
 

@@ -32,6 +32,7 @@ def closed(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
         ({"const": 3}, {"enum": [3]}),
         ({"enum": [1, "a", True, 1.5], "type": "integer"}, {"enum": [1]}),
         ({"enum": [1, 2], "const": 2}, {"enum": [2]}),
+        ({"enum": ["a", None, True, 1], "type": ["string", "null", "boolean"]}, {"enum": ["a", None, True]}),
         (
             {"allOf": [{"enum": [1, True, [0], {"a": None}]}, {"enum": [[False], {"a": None}, 1.0]}]},
             {"enum": [1, {"a": None}]},

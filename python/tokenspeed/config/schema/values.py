@@ -75,6 +75,8 @@ def holds(schema: Schema, value: Any, defs: Mapping[str, Schema]) -> bool:
     actual = kind(value)
     if actual != schema["type"] and (actual, schema["type"]) != ("integer", "number"):
         return False
+    if actual in ("null", "boolean"):
+        return True
     if actual == "object":
         return _object_holds(schema, value, defs)
     if actual == "array":
