@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
+import psutil
 import pytest
 
-from tests.fault.garbage import mutations
+from tests.fault.garbage import every_place, mutations
 from tests.fault.raw_lane import RawGateway
 from tests.support.peers import Http, Program, headless_engine
 from tests.support.processes import free_port
@@ -36,7 +37,7 @@ def gateway() -> Iterator[RawGateway]:
 
 @pytest.fixture(scope="module")
 def engine(gateway: RawGateway, control: Http) -> Iterator[Program]:
-    with headless_engine(gateway.port, "--rl-control-port", str(control.port), "--log-level", "error") as running:
+    with headless_engine(gateway.port, "--rl-control-port", str(control.port), "--log-level", "warning") as running:
         gateway.accept()
         yield running
 
@@ -101,6 +102,27 @@ def test_other_garbage_is_dropped_too(engine: Program, gateway: RawGateway, cont
     assert engine.process.poll() is None
 
 
+def test_every_value_in_every_column_costs_a_line_at_most_and_no_memory(
+    engine: Program, gateway: RawGateway, control: Http
+) -> None:
+    process = psutil.Process(engine.process.pid)
+    sent, logged, held = 0, len(engine.log().splitlines()), process.memory_info().rss
+    for number, garbage in enumerate(every_place(request("placed", 2))):
+        gateway.send(wire.FRAME_ADD, garbage)
+        sent += 1
+        if number % 50 == 0:  # in step with the engine, so that what it holds is what it keeps
+            gateway.send(wire.FRAME_ADD, request(f"sound-{number}", 2))
+            assert ends(gateway, {f"sound-{number}"})[f"sound-{number}"] == 1
+            gateway.send(*wire.encode_abort(["placed", "x"]))
+    assert sent > 1000
+    assert control.post("/abort_request", {"abort_all": True})[0] == 200
+    wait_idle(control)
+    assert engine.process.poll() is None
+    lines = engine.log().splitlines()[logged:]
+    assert len(lines) <= sent and not any("Traceback" in line for line in lines), lines[:20]
+    assert process.memory_info().rss - held < 300 * 2**20
+
+
 def test_who_waits_for_a_message_that_this_engine_does_not_read_is_told(
     engine: Program, gateway: RawGateway, control: Http
 ) -> None:
@@ -113,32 +135,34 @@ def test_who_waits_for_a_message_that_this_engine_does_not_read_is_told(
         (wire.FRAME_ADD, cut, "cut-1", 400),
     ):
         gateway.send(kind, payload)
-        batch = wire.decode_output(next_with_rows(gateway))
-        assert isinstance(batch, wire.BatchTokenIDOutSlim)
-        assert (batch.rids, batch.finished_reasons, batch.finished_status_codes) == ([rid], ["abort"], [status])
-        assert batch.finished_messages[0]
+        batch = next_of(gateway, rid)
+        row = batch.rids.index(rid)
+        assert (batch.finished_reasons[row], batch.finished_status_codes[row]) == ("abort", status)
+        assert batch.finished_messages[row]
     gateway.send(wire.FRAME_CONTROL, msgspec.msgpack.encode(["call", 7]))
-    reply = wire.decode_output(next_with_rows(gateway))
-    assert isinstance(reply, wire.ControlReplySlim)
+    while not isinstance(reply := wire.decode_output(received(gateway)), wire.ControlReplySlim):
+        pass
     assert (reply.call_id, reply.success) == ("call", False)
     assert engine.process.poll() is None
 
 
-def next_with_rows(gateway: RawGateway) -> bytes:
-    """The next frame of results that is no sign of life."""
+def received(gateway: RawGateway) -> bytes:
+    frame = gateway.receive()
+    assert frame is not None, "the engine says nothing any more"
+    return frame
+
+
+def next_of(gateway: RawGateway, rid: str) -> wire.BatchTokenIDOutSlim:
+    """The next results that have a row of the request."""
     while True:
-        frame = gateway.receive()
-        assert frame is not None, "the engine says nothing any more"
-        output = wire.decode_output(frame)
-        if isinstance(output, wire.ControlReplySlim) or output.rids:
-            return frame
+        output = wire.decode_output(received(gateway))
+        if isinstance(output, wire.BatchTokenIDOutSlim) and rid in output.rids:
+            return output
 
 
 def rids_that_ended(gateway: RawGateway) -> set[str]:
     """Of the next frame of results; answers to control calls are skipped."""
     while True:
-        frame = gateway.receive()
-        assert frame is not None, "the engine says nothing any more"
-        output = wire.decode_output(frame)
+        output = wire.decode_output(received(gateway))
         if isinstance(output, wire.BatchTokenIDOutSlim):
             return {rid for rid, reason in zip(output.rids, output.finished_reasons) if reason}

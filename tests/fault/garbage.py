@@ -19,6 +19,29 @@ def mutations(payload: bytes, count: int, seed: int) -> Iterator[bytes]:
         yield rng.choice(ways)(rng, payload, array)
 
 
+VALUES: tuple[Any, ...] = (
+    *(None, True, 0, -1, 2**31, 2**63, 2**64 - 1, -(2**63), -0.5, float("nan"), float("inf"), 1e308),
+    *("", "x", "\0", "x" * 100_000, b"\xff", msgspec.msgpack.Ext(5, b"x")),
+    *([], [[]], [None], [-1], [2**63], ["a"], [[1]], [[-1]], [0.5], [True], list(range(100_000))),
+    *({}, {"a": 1}, {"1": float("nan")}, {-1: 1.0}, {2**63: 1.0}, {"a": {"b": [1]}}),
+)
+"""Of every type, with what is too large, too long, or no number."""
+
+
+def every_place(payload: bytes) -> Iterator[bytes]:
+    """An array with each of `VALUES` in each place, and in each place of the arrays in it; and of each length."""
+    array = msgspec.msgpack.decode(payload)
+    for length in range(len(array) + 4):
+        yield msgspec.msgpack.encode([*array, *[1] * 4][:length])
+    inner = [(place, index) for place, item in enumerate(array) if isinstance(item, list) for index in range(len(item))]
+    for value in VALUES:
+        for place in range(1, len(array)):
+            yield msgspec.msgpack.encode([*array[:place], value, *array[place + 1 :]])
+        for place, index in inner:
+            changed = [*array[place][:index], value, *array[place][index + 1 :]]
+            yield msgspec.msgpack.encode([*array[:place], changed, *array[place + 1 :]])
+
+
 def anything(rng: random.Random, depth: int = 0) -> Any:
     """A value of any msgpack type."""
     kinds = 9 if depth < 3 else 7

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 # An engine that stops sends its last results and ENGINE_CORE_DEAD on another connection than the one whose loss we
 # see first; they get this long to arrive before requests in flight are failed.
 _LAST_WORDS_S = 0.1
+_REGISTERS_S = 2.0
+"""Between an engine's READY and its registration."""
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.5, 30.0
 _FRAMES_PER_TURN = 64
 _HELD_MESSAGES = 8
 """A message that wakes the socket's thread costs more than one that goes with another. The first of a turn of the loop
@@ -261,22 +264,44 @@ class GatewayLane(Lane):
             rank = self.ranks.get(identity)
             if self._doomed or (rank is not None and rank.response is not None):
                 self._lose(f"rank {Rank.index_of(identity)} dialled again")
-            self._welcome(identity, message)
+            self._welcome(identity, message, 0.0)
         elif identity in self.ranks:
+            self.ranks[identity].said_ready_s = time.monotonic()
             logger.debug("worker %s: rank %d has loaded its model", self.url, Rank.index_of(identity))
 
-    def _welcome(self, identity: bytes, hello: wire.Hello) -> None:
-        assert self._handshake is not None and self._input is not None and self._output is not None
+    def _welcome(self, identity: bytes, hello: wire.Hello, look_s: float) -> None:
+        """look_s: how long it has waited since the last time; 0 when it has just said hello."""
+        self._forget_vanished()
         if not self.ranks:
             self._expected = self._options.engine_count or (hello.engine_count or 1)
             self._later(self._options.startup_timeout_s, self._expire)
         # A rank that has not registered yet may say hello again (its first connection broke, say): the same answer
         # is right whichever of the two it reads.
         if identity not in self.ranks and len(self.ranks) >= self._expected:
-            logger.warning("worker %s: rank %d is one too many", self.url, Rank.index_of(identity))
-            self.dropped["surplus_rank"] += 1
+            if not look_s:
+                logger.warning("worker %s: rank %d is one too many", self.url, Rank.index_of(identity))
+                self.dropped["surplus_rank"] += 1
+            if self.state is not LaneState.READY:
+                # It says hello once. One of those before it may still go away.
+                next_s = min(2 * look_s, _LONGEST_LOOK_S) or _FIRST_LOOK_S
+                self._later(next_s, self._welcome, identity, hello, next_s)
             return
         self.ranks[identity] = Rank(identity)
+        if not self._send_init(identity):
+            del self.ranks[identity]
+
+    def _forget_vanished(self) -> None:
+        """Who said hello and went away, before it had registered, holds no place."""
+        now_s = time.monotonic()
+        for identity, rank in list(self.ranks.items()):
+            registers = rank.response is not None or now_s - rank.said_ready_s < _REGISTERS_S
+            if not registers and not self._send_init(identity):
+                logger.warning("worker %s: rank %d has gone again", self.url, rank.index)
+                del self.ranks[identity]
+
+    def _send_init(self, identity: bytes) -> bool:
+        """Answer a hello, once more if need be; False when nobody is there to hear it."""
+        assert self._handshake is not None and self._input is not None and self._output is not None
         addresses = wire.InitAddresses(
             inputs=[self._input.get_string(zmq.LAST_ENDPOINT)],
             outputs=[self._output.get_string(zmq.LAST_ENDPOINT)],
@@ -284,7 +309,11 @@ class GatewayLane(Lane):
             coordinator_output=None,
             frontend_stats_publish_address=None,
         )
-        self._handshake.send_multipart([identity, wire.encode(wire.Init(addresses, {}))], zmq.NOBLOCK)
+        try:
+            self._handshake.send_multipart([identity, wire.encode(wire.Init(addresses, {}))], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
 
     def _on_registration(self, frames: list[bytes]) -> None:
         identity, payload = frames[0], frames[-1]

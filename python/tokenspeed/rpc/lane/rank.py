@@ -15,6 +15,8 @@ class Rank:
     def __init__(self, identity: bytes) -> None:
         self.identity = identity
         self.response: wire.ReadyResponse | None = None
+        self.said_ready_s = 0.0
+        """When it said that it is about to register."""
         self.num_in_flight = 0
         self.num_sent = 0
         self.working_since_s = 0.0
