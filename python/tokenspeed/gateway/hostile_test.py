@@ -57,6 +57,8 @@ MESSAGES = {
     "tools": [{"name": "weather", "input_schema": PARAMETERS}],
     "tool_choice": {"type": "auto"},
     "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "output_config": {"format": {"type": "json_schema", "schema": PARAMETERS}, "effort": "high"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
 }
 RESPONSES = {
     "input": [
@@ -67,6 +69,7 @@ RESPONSES = {
     ],
     "max_output_tokens": 20,
     "tools": [{"type": "function", **FUNCTION}],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
     "text": {"format": {"type": "json_schema", **SCHEMA}, "verbosity": "medium"},
     "include": ["reasoning.encrypted_content"],
     "store": False,
@@ -85,6 +88,19 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
             "structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}},
         },
     ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [USER],
+            "max_tokens": 2,
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "weather"}}]},
+            },
+        },
+    ),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 0, "echo": True, "logprobs": 1}),
     ("/v1/completions", {"prompt": [[5, 6], [7]], "max_tokens": 2, "echo": True, "logprobs": 1}),
     (
         "/generate",
