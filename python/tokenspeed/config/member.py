@@ -33,6 +33,14 @@ class Seat:
 
 
 @dataclass(frozen=True)
+class Seating:
+    """All workers. Of two that arrive, the one with the higher number is true: they may overtake each other."""
+
+    number: int
+    seats: list[Seat]
+
+
+@dataclass(frozen=True)
 class Member:
     """`index` of `count` processes; `port`: the one that all of them listen on."""
 

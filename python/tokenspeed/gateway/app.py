@@ -279,7 +279,7 @@ async def _open_door(
         loads=admin.own_loads,
         stop=stop_response,
         flushed=admin.were_flushed,
-        seated=lambda seats: front.apply(seats, service.router, admin.retire),
+        seated=lambda seating: front.apply(seating, service.router, admin.retire),
         retired=admin.retired,
     )
     door = Door(front.member, room)
@@ -289,7 +289,7 @@ async def _open_door(
     admin.front = front
     await door.open()
     stack.push_async_callback(door.close)
-    room.seated(await front.seats())  # what changed before the door was open
+    room.seated(await front.seating())  # what changed before the door was open
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from tokenspeed.config.member import Member, Seat
+from tokenspeed.config.member import Member, Seating
 from tokenspeed.gateway.several.totals import added_up
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Room:
     """Ends a response, if it runs here."""
     flushed: Callable[[list[str]], None]
     """Hears the URLs of workers whose caches are empty."""
-    seated: Callable[[list[Seat]], None]
+    seated: Callable[[Seating], None]
     """Hears of the workers that all processes have."""
     retired: Callable[[str], Awaitable[None]]
     """Waits until a worker that was removed is gone."""
@@ -125,7 +125,7 @@ class Door:
         return web.Response()
 
     async def _seats(self, request: web.Request) -> web.Response:
-        self._room.seated(msgspec.json.decode(await request.read(), type=list[Seat]))
+        self._room.seated(msgspec.json.decode(await request.read(), type=Seating))
         return web.Response()
 
     async def _retired(self, request: web.Request) -> web.Response:

@@ -19,7 +19,7 @@ import zmq
 from aiohttp import web
 
 from tokenspeed.config.gateway import GatewayConfig
-from tokenspeed.config.member import Member, Seat, has_lane
+from tokenspeed.config.member import Member, Seat, Seating, has_lane
 from tokenspeed.gateway.route.policies import make_table
 from tokenspeed.gateway.route.policy import Asked
 from tokenspeed.gateway.route.shared_keys import KeyTold
@@ -69,7 +69,7 @@ class Roster:
         self._members = members
         self._options = LaneOptions(config.engine_count, None, config.engine_startup_timeout_s, config.curve)
         self._entries: dict[str, _Entry] = {}
-        self._num_seats = 0
+        self._num_seats = self._num_changes = 0
         self._keys = make_table(config.routing)
         self._first = config.worker_urls
         self._runner: web.AppRunner | None = None
@@ -99,9 +99,9 @@ class Roster:
                 entry.relay.close()
 
     @property
-    def seats(self) -> list[Seat]:
+    def seating(self) -> Seating:
         """Workers that serve, in the order in which they came."""
-        return [entry.seat for entry in self._entries.values() if not entry.leaving]
+        return Seating(self._num_changes, [entry.seat for entry in self._entries.values() if not entry.leaving])
 
     def _add(self, url: str, priority: int) -> None:
         seat = Seat(self._num_seats, url, priority)
@@ -118,10 +118,7 @@ class Roster:
         self._entries[url] = _Entry(seat, relay)
 
     async def _list(self, request: web.Request) -> web.Response:
-        return _json(self._told())
-
-    def _told(self) -> list[dict[str, Any]]:
-        return [asdict(seat) for seat in self.seats]
+        return _json(self.seating)
 
     async def _change(self, request: web.Request) -> web.Response:
         change = msgspec.json.decode(await request.read(), type=Change)
@@ -141,8 +138,8 @@ class Roster:
             entry.leaving = True
             if entry.relay is not None:
                 entry.relay.leave()
-        body = msgspec.json.encode(self._told())
-        await self._tell("/seats", body)
+        self._num_changes += 1
+        await self._tell("/seats", msgspec.json.encode(self.seating))
         if change.kind == "remove":
             assert entry is not None
             task = asyncio.create_task(self._let_go(entry))

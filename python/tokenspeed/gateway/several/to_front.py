@@ -8,12 +8,12 @@ thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import aiohttp
 import msgspec
 
-from tokenspeed.config.member import Member, Seat
+from tokenspeed.config.member import Member, Seating
 from tokenspeed.gateway.http.errors import ApiError
 from tokenspeed.gateway.route.router import Router
 from tokenspeed.gateway.route.shared_keys import KeyTold
@@ -33,6 +33,8 @@ class ToFront:
         self.member = member
         self.urls: list[str] = []
         self.lanes: dict[str, tuple[str, str]] = {}
+        self._number = 0
+        """Of the last list."""
         self._session: aiohttp.ClientSession
         self._path = str(member.front)
 
@@ -41,20 +43,21 @@ class ToFront:
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         try:
-            seats = await self.seats()
+            seating = await self.seating()
         except ApiError as error:
             await self._session.close()
             raise StartError(error.message, 1) from None
-        self.urls = [seat.url for seat in seats]
-        self.lanes.update(self.member.private_lanes(seats))
+        self._number = seating.number
+        self.urls = [seat.url for seat in seating.seats]
+        self.lanes.update(self.member.private_lanes(seating.seats))
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         await self._session.close()
 
-    async def seats(self) -> list[Seat]:
+    async def seating(self) -> Seating:
         """The workers of all processes."""
-        return msgspec.json.decode(await self._ask("GET", "/workers"), type=list[Seat])
+        return msgspec.json.decode(await self._ask("GET", "/workers"), type=Seating)
 
     async def add(self, url: str, priority: int) -> None:
         """A new worker for all processes. Raises `ApiError`."""
@@ -77,9 +80,13 @@ class ToFront:
             return None
         return msgspec.json.decode(answer, type=KeyTold)
 
-    def apply(self, seats: Iterable[Seat], router: Router, retire: Callable[[Worker], None]) -> None:
-        """Make a router's workers those of the list. retire: lets one drain, and removes it."""
-        wanted = {seat.url: seat for seat in seats}
+    def apply(self, seating: Seating, router: Router, retire: Callable[[Worker], None]) -> None:
+        """Make a router's workers those of the list, unless a later one was here. retire: lets one drain, and removes
+        it."""
+        if seating.number < self._number:
+            return
+        self._number = seating.number
+        wanted = {seat.url: seat for seat in seating.seats}
         for worker in list(router.workers):
             if worker.url not in wanted:
                 retire(worker)

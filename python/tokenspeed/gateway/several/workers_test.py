@@ -3,18 +3,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.processes import wait_until
+from tokenspeed.config.member import Member, Seat, Seating
+from tokenspeed.gateway.route.breaker import BreakerOptions, BreakerState
+from tokenspeed.gateway.route.policy import ByLoad
+from tokenspeed.gateway.route.router import Router
+from tokenspeed.gateway.route.worker import Worker, WorkerOptions
 from tokenspeed.gateway.several.several_test import Gateways
+from tokenspeed.gateway.several.to_front import ToFront
 from tokenspeed.gateway.testing.fake_engine import FakeEngine
+from tokenspeed.rpc.lane.base import LaneOptions
 
 
 @pytest.fixture
@@ -105,3 +115,36 @@ def test_a_worker_that_is_lost_is_removed_by_all_processes_where_that_is_asked_f
         assert [gateways.chat("c", 2) for _ in range(6)] == ["cc"] * 6
     finally:
         gateways.close()
+
+
+def test_a_list_of_workers_that_was_overtaken_changes_nothing(tmp_path: Path) -> None:
+    def seating(number: int, *urls: str) -> Seating:
+        return Seating(number, [Seat(place, url, number) for place, url in enumerate(urls)])
+
+    async def urls() -> list[list[tuple[str, int]]]:
+        options = WorkerOptions(LaneOptions(None, None, 1.0, None), 30.0, BreakerOptions(0, 1.0, 1.0, 1))
+        front = ToFront(Member(0, 2, str(tmp_path), 1))
+        policy = ByLoad("random", lambda workers: workers[0])
+        router = Router([], policy, replace(options, private=front.lanes), Heard())
+        told = []
+
+        def retire(worker: Worker) -> None:
+            worker.lane.close()
+            router.workers.remove(worker)
+
+        for list_of in (seating(2, "ipc:///w/a", "ipc:///w/b"), seating(1, "ipc:///w/a"), seating(3, "ipc:///w/b")):
+            front.apply(list_of, router, retire)
+            told.append([(worker.url, worker.priority) for worker in router.workers])
+        router.close()
+        return told
+
+    both = [("ipc:///w/a", 2), ("ipc:///w/b", 2)]
+    assert asyncio.run(urls()) == [both, both, [("ipc:///w/b", 3)]]
+
+
+class Heard:
+    """A watcher that does nothing with what it hears."""
+
+    def health(self, worker: Worker) -> None: ...
+
+    def breaker(self, worker: Worker, old: BreakerState, new: BreakerState) -> None: ...
