@@ -101,7 +101,6 @@ class RequestTable:
         if record.params.logprobs is not None:
             self._logprobs[record.params.logprobs] += 1
         self._num_intervals += record.params.stream_interval > 1
-
         self._num_scoring += record.prompt_scores is not None
 
     def remove(self, record: RequestRecord) -> None:
