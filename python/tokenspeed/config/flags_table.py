@@ -15,7 +15,7 @@ _SERVER = "gRPC server"
 
 SERVER_FLAGS: tuple[Flag, ...] = (
     Flag(("--host",), "str", "127.0.0.1", "Address that the gRPC server listens on.", _SERVER),
-    Flag(("--port",), "int", 30000, "Its port; 0: a free one.", _SERVER),
+    Flag(("--port",), "int", 50051, "Its port; 0: a free one.", _SERVER),
     Flag(("--drain-timeout",), "float", 30.0, "Seconds that streams have to finish after SIGTERM.", _SERVER),
     Flag(("--reasoning-parser",), "str", None, "What gateways are told to take the model's reasoning for.", _SERVER),
 )

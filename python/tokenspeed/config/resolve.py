@@ -17,6 +17,7 @@ from tokenspeed.config.graphs import RECORDED_ROWS, GraphConfig, capture_sizes
 from tokenspeed.config.hardware import Hardware
 from tokenspeed.config.operations import OperationsConfig, operations_of
 from tokenspeed.config.parallel import ParallelConfig, gateway_host, parallel_of, replica_values
+from tokenspeed.config.port_clusters import check_clusters
 from tokenspeed.config.quantization import GGUF_TYPES, QuantGroup, Quantization
 from tokenspeed.config.sampling import preferred_params
 from tokenspeed.config.tier import TierConfig, tier_of
@@ -200,6 +201,7 @@ class Config:
 
 def resolve(raw: Mapping[str, Any], hardware: Hardware, model: ModelFacts) -> Config:
     """`raw` is `ParsedFlags.values`. Pure: the same arguments give an equal Config."""
+    check_clusters(raw)
     raw = replica_values(raw)
     device = _device(raw, hardware)
     on_cpu = device == "cpu"
