@@ -53,8 +53,9 @@ class Runs:
 
         random = np.random.default_rng(0)
         free = torch.cuda.mem_get_info()[0]
-        # Equal lengths: all end in the same step, so the batch never shrinks to a size without a graph.
-        prompts = random.integers(10, 30_000, (BATCH, PROMPT)).tolist()
+        # Equal lengths: all end in the same step, so the batch never shrinks to a size without a graph. Other prompts
+        # for each variant: what is cached of the last one's would leave steps of other sizes.
+        prompts = random.integers(10, 30_000, (len(VARIANTS), BATCH, PROMPT)).tolist()
         shared = random.integers(10, 30_000, SHARED).tolist() if options.get("enable_prefix_caching") else []
         engine = Engine(
             str(SHAPES / shape),
@@ -68,11 +69,11 @@ class Runs:
         )
         if shared:
             engine.generate([shared], {"max_new_tokens": 1})
-            prompts = [shared + prompt for prompt in prompts]
+            prompts = [[shared + prompt for prompt in batch] for batch in prompts]
         self.tokens: dict[str, list[list[int]]] = {}
-        for name, variant in VARIANTS.items():
+        for (name, variant), batch in zip(VARIANTS.items(), prompts, strict=True):
             params = [{**variant, "seed": row, "max_new_tokens": 48, "ignore_eos": True} for row in range(BATCH)]
-            self.tokens[name] = [output.token_ids for output in engine.generate(prompts, params)]
+            self.tokens[name] = [output.token_ids for output in engine.generate(batch, params)]
         self.late = engine.late_compiles
         engine.shutdown()
         self.kept = free - torch.cuda.mem_get_info()[0]
