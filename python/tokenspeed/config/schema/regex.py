@@ -10,6 +10,7 @@ Unicode scalar values: no text has a surrogate.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 from tokenspeed.config.schema.error import SchemaError
@@ -77,28 +78,38 @@ _DIGIT, _WORD, _BLANK = _of("09"), _of("09", "AZ", "az", "_"), _of("\t\r", " ")
 _WIDE_BLANK = _of(
     "\x1c\x20", "\x85", "\xa0", "\u1680", "\u2000\u200a", "\u2028\u2029", "\u202f", "\u205f", "\u3000", "\ufeff"
 )
-_CLASSES: dict[str, Ranges] = {
-    "d": _DIGIT,
-    "w": _WORD,
-    "s": _BLANK,
-    # The opposites are without what only one of the two counts to the class.
-    "D": tuple(r for r in all_but(_DIGIT) if r[1] < 128) + _of("\x80\u065f"),
-    "W": tuple(r for r in all_but(_WORD) if r[1] < 128) + _of("\u2010\u2027", "\u2030\u203e", "\u3001\u3003"),
-    "S": all_but(normal_ranges([*_BLANK, *_WIDE_BLANK])),
-}
+
+
+@cache
+def _class_of(letter: str) -> Ranges:
+    """What \\d, \\w, \\s and their opposites stand for: the opposites without what but one of the two has in the class."""
+    if letter in "dws":
+        return {"d": _DIGIT, "w": _WORD, "s": _BLANK}[letter]
+    if letter == "S":
+        return all_but(normal_ranges([*_BLANK, *_WIDE_BLANK]))
+    below = map(chr, range(0x20000))  # every digit that there is
+    if letter == "D":
+        return all_but(normal_ranges([(ord(char), ord(char)) for char in below if char.isdecimal()]))
+    words = [(ord(char), ord(char)) for char in below if char.isalnum() or char == "_"]
+    return all_but(normal_ranges([*words, (0x20000, 0x10FFFF)]))
+
+
 _DOT = all_but(_of("\n", "\r", "\u2028\u2029"))
+_CLASSES = "dwsDWS"
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 
 
-def read_regex(pattern: str, path: str, is_search: bool = False) -> Node:
+def read_regex(pattern: str, path: str, is_search: bool = False, is_anywhere: bool = False) -> Node:
     """The tree of a pattern that matches a whole text. Raises `SchemaError` for what is no regular expression or not
     supported; `path` says where it stands. An anchor inside the pattern is refused: compilers would ignore it.
 
     is_search: an alternative with one anchor has any text at its other end, as JSON Schema has it. Without anchors it
-    is the whole text, which is less than what JSON Schema lets through, and what people mean."""
+    is the whole text, which is less than what JSON Schema lets through, and what people mean. is_anywhere: every end
+    without an anchor has any text, which is all that JSON Schema lets through.
+    """
     if len(pattern) > MAX_REGEX_CHARS:
         raise SchemaError(path, f"the pattern has {len(pattern)} characters, at most {MAX_REGEX_CHARS}")
-    return _Reader(pattern, path, is_search).read()
+    return _Reader(pattern, path, is_search, is_anywhere).read()
 
 
 def check_regex(pattern: str, path: str) -> None:
@@ -132,10 +143,11 @@ def _repeated(part: Node, low: int, high: int | None) -> Node:
 
 
 class _Reader:
-    def __init__(self, pattern: str, path: str, is_search: bool) -> None:
+    def __init__(self, pattern: str, path: str, is_search: bool, is_anywhere: bool) -> None:
         self.pattern = pattern
         self.path = path
         self.is_search = is_search
+        self.is_anywhere = is_anywhere
         self.at = 0
         self.depth = 0
 
@@ -173,8 +185,9 @@ class _Reader:
                 ends = self._takes("$")
                 break
             parts.append(self._quantified(self._atom()))
-        if self.is_search and begins != ends:
-            parts.insert(len(parts) if begins else 0, Repeat(Set(ANY), 0, None))
+        if not self.depth and (self.is_anywhere or (self.is_search and begins != ends)):
+            free = Repeat(Set(ANY), 0, None)
+            parts = [*([] if begins else [free]), *parts, *([] if ends else [free])]
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
     def _atom(self) -> Node:
@@ -265,8 +278,8 @@ class _Reader:
             raise self._error("a character class is not closed")
         self.at += 1
         if char == "\\":
-            if inverted and self._peek() in _CLASSES and self._takes(self._peek()):
-                return list(all_but(_CLASSES[self.pattern[self.at - 1].swapcase()]))
+            if inverted and self._peek() in tuple(_CLASSES) and self._takes(self._peek()):
+                return list(all_but(_class_of(self.pattern[self.at - 1].swapcase())))
             return [(8, 8)] if self._takes("b") else list(self._escape())
         return [(ord(char), ord(char))]
 
@@ -276,8 +289,8 @@ class _Reader:
         self.at += 1
         if not char:
             raise self._error("it ends in a backslash")
-        if char in _CLASSES:
-            return _CLASSES[char]
+        if char in tuple(_CLASSES):
+            return _class_of(char)
         if char in _CONTROLS:
             return ((_CONTROLS[char], _CONTROLS[char]),)
         if char in "xu":

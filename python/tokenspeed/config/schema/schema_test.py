@@ -209,6 +209,31 @@ def test_a_count_of_counts_is_one_count(pattern: str, same: str) -> None:
     assert read_regex(pattern, "#") == read_regex(same, "#")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "kept"),
+    [
+        (r"[\d-x]", ["1", "x1"]),
+        (r"\cA", ["\x01"]),
+        ("^a|b$", ["a", "xb", "ab"]),
+        (r"^\D{2}$", ["日本", "xb", "ab"]),
+        (r"(?:a?){9999999}b$", ["xb", "ab"]),
+        # Python's own library takes hours for these.
+        ("(x+x+)+y", []),
+        ("(x*)*(x*)*z", ["x" * 40 + "z"]),
+    ],
+)
+def test_values_of_an_enum_are_held_against_a_pattern_in_bounded_time(pattern: str, kept: list[str]) -> None:
+    values = ["a", "1", "x1", "日本", "\x01", "xb", "ab", "x" * 40, "x" * 40 + "z"]
+    schema = {"enum": [*values, 7], "pattern": pattern, "type": ["string", "integer"]}
+    assert set(normal_schema(schema)["enum"]) >= {7, *kept}
+    assert set(normal_schema(schema | {"enum": [7, *kept]})["enum"]) == {7, *kept}
+
+
+def test_a_pattern_that_takes_too_long_to_compare_is_named() -> None:
+    with pytest.raises(SchemaError, match="takes too long to compare"):
+        normal_schema({"enum": ["ab" * 50_000], "pattern": "(((a?b?)*c?)*d?)*e"})
+
+
 @pytest.mark.parametrize("pattern", ["(a{2,3}){2}", "(a{9999}){9999}", "(a{0,9999999}){2}", "(ab*)*"])
 def test_other_counts_of_counts_stay(pattern: str) -> None:
     found = read_regex(pattern, "#")

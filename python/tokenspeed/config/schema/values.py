@@ -6,9 +6,10 @@ Pure helpers of `normal`. `holds` is exact for normal schemas; `disjoint` may sa
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
+
+from tokenspeed.config.schema.matching import found_in
 
 Schema = Any
 """A schema in normal form: False, or a mapping."""
@@ -95,7 +96,7 @@ def _number_holds(schema: Mapping[str, Any], value: Any) -> bool:
 
 def _string_holds(schema: Mapping[str, Any], value: str) -> bool:
     fits = schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
-    return fits and ("pattern" not in schema or re.search(schema["pattern"], value) is not None)
+    return fits and ("pattern" not in schema or found_in(schema["pattern"], value))
 
 
 def _array_holds(schema: Mapping[str, Any], value: list[Any], defs: Mapping[str, Schema]) -> bool:
@@ -118,7 +119,7 @@ def _of_property(schema: Mapping[str, Any], name: str) -> Schema:
     if name in schema.get("properties", {}):
         return schema["properties"][name]
     for pattern, inner in schema.get("patternProperties", {}).items():
-        if re.search(pattern, name):
+        if found_in(pattern, name):
             return inner
     return schema.get("additionalProperties", {})
 
