@@ -82,7 +82,7 @@ _WIDE_BLANK = _of(
 
 @cache
 def _class_of(letter: str) -> Ranges:
-    """What \\d, \\w, \\s and their opposites stand for: the opposites without what but one of the two has in the class."""
+    """What \\d, \\w, \\s and their opposites stand for; the opposites without what one of the two has in the class."""
     if letter in "dws":
         return {"d": _DIGIT, "w": _WORD, "s": _BLANK}[letter]
     if letter == "S":
