@@ -266,12 +266,11 @@ class GatewayLane(Lane):
                 self._lose(f"rank {Rank.index_of(identity)} dialled again")
             self._welcome(identity, message, 0.0)
         elif identity in self.ranks:
-            self.ranks[identity].said_ready_s = time.monotonic()
+            self.ranks[identity].heard_s = time.monotonic()
             logger.debug("worker %s: rank %d has loaded its model", self.url, Rank.index_of(identity))
 
     def _welcome(self, identity: bytes, hello: wire.Hello, look_s: float) -> None:
         """look_s: how long it has waited since the last time; 0 when it has just said hello."""
-        self._forget_vanished()
         if not self.ranks:
             self._expected = self._options.engine_count or (hello.engine_count or 1)
             self._later(self._options.startup_timeout_s, self._expire)
@@ -286,18 +285,32 @@ class GatewayLane(Lane):
                 next_s = min(2 * look_s, _LONGEST_LOOK_S) or _FIRST_LOOK_S
                 self._later(next_s, self._welcome, identity, hello, next_s)
             return
-        self.ranks[identity] = Rank(identity)
+        self.ranks[identity] = rank = Rank(identity)
+        rank.heard_s, rank.num_declared = time.monotonic(), hello.engine_count or 1
         if not self._send_init(identity):
             del self.ranks[identity]
+        self._later(_REGISTERS_S, self._look_for_vanished, _REGISTERS_S)
 
-    def _forget_vanished(self) -> None:
-        """Who said hello and went away, before it had registered, holds no place."""
+    def _look_for_vanished(self, waited_s: float) -> None:
+        """Who said hello and went away, before it had registered, holds no place and declares no number of ranks.
+
+        An engine registers at once after its READY, or is still connected: so whoever is neither has gone.
+        """
+        if self.state is LaneState.READY:
+            return
         now_s = time.monotonic()
         for identity, rank in list(self.ranks.items()):
-            registers = rank.response is not None or now_s - rank.said_ready_s < _REGISTERS_S
-            if not registers and not self._send_init(identity):
+            silent = rank.response is None and now_s - rank.heard_s >= _REGISTERS_S
+            if silent and not self._send_init(identity):
                 logger.warning("worker %s: rank %d has gone again", self.url, rank.index)
                 del self.ranks[identity]
+        if self.ranks:
+            first = next(iter(self.ranks.values()))
+            self._expected = self._options.engine_count or first.num_declared
+            self._check_complete()
+        if any(rank.response is None for rank in self.ranks.values()):
+            next_s = min(2 * waited_s, _LONGEST_LOOK_S)
+            self._later(next_s, self._look_for_vanished, next_s)
 
     def _send_init(self, identity: bytes) -> bool:
         """Answer a hello, once more if need be; False when nobody is there to hear it."""
@@ -324,6 +337,9 @@ class GatewayLane(Lane):
             logger.warning("worker %s: a rank registered without saying hello", self.url)
             return
         rank.response = response
+        self._check_complete()
+
+    def _check_complete(self) -> None:
         if len(self.ranks) == self._expected and all(r.response is not None for r in self.ranks.values()):
             self.last_output_s = time.monotonic()
             self._set_state(LaneState.READY, f"{self._expected} rank(s) registered")

@@ -15,8 +15,10 @@ class Rank:
     def __init__(self, identity: bytes) -> None:
         self.identity = identity
         self.response: wire.ReadyResponse | None = None
-        self.said_ready_s = 0.0
-        """When it said that it is about to register."""
+        self.heard_s = 0.0
+        """When it last said something at the handshake."""
+        self.num_declared = 1
+        """Ranks that there are, by its hello."""
         self.num_in_flight = 0
         self.num_sent = 0
         self.working_since_s = 0.0
