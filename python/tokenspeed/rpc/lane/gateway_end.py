@@ -55,6 +55,8 @@ class GatewayLane(Lane):
         self._monitor: zmq.Socket[bytes] | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._expected = 1
+        self._vanished: dict[bytes, Rank] = {}
+        """Ranks that said hello and seemed to go away again."""
         self._doomed = False
         self._looking = False
         """A message has gone in this turn of the loop, and a look at the request socket is on its way."""
@@ -182,6 +184,7 @@ class GatewayLane(Lane):
             self._close_socket(socket)
         self._input = self._output = self._monitor = None
         self.ranks.clear()
+        self._vanished.clear()
         sinks, self._sinks = self._sinks, {}
         for sink, _ in sinks.values():
             sink.fail(reason)
@@ -303,7 +306,7 @@ class GatewayLane(Lane):
             silent = rank.response is None and now_s - rank.heard_s >= _REGISTERS_S
             if silent and not self._send_init(identity):
                 logger.warning("worker %s: rank %d has gone again", self.url, rank.index)
-                del self.ranks[identity]
+                self._vanished[identity] = self.ranks.pop(identity)
         if self.ranks:
             first = next(iter(self.ranks.values()))
             self._expected = self._options.engine_count or first.num_declared
@@ -332,6 +335,8 @@ class GatewayLane(Lane):
         identity, payload = frames[0], frames[-1]
         response = wire.decode_ready_response(payload)
         rank = self.ranks.get(identity)
+        if rank is None and identity in self._vanished and len(self.ranks) < self._expected:
+            rank = self.ranks[identity] = self._vanished.pop(identity)  # it was only slow
         if rank is None:
             self.dropped["unknown_rank"] += 1
             logger.warning("worker %s: a rank registered without saying hello", self.url)

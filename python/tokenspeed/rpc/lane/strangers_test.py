@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import zmq
 
-from tokenspeed.rpc.lane import address
+from tokenspeed.rpc.lane import address, wire
 from tokenspeed.rpc.lane.base import LaneState
 from tokenspeed.rpc.lane.gateway_end import GatewayLane
-from tokenspeed.rpc.lane.testing import ADD, Engine, Sink, gateway, ready, until
+from tokenspeed.rpc.lane.testing import ADD, READY, Engine, Sink, gateway, ready, until
 
 HELLO = {"status": "HELLO"}
 PAYLOADS = [
@@ -74,6 +74,29 @@ def test_who_declares_other_ranks_and_goes_declares_nothing(url: str, count: int
         async with gateway(url) as lane:
             await knock(url, b"x", msgspec.msgpack.encode(HELLO | {"engine_count": count}))
             await serves(lane, Engine(url))
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_an_engine_that_takes_its_time_between_ready_and_registration_is_served(url: str) -> None:
+    """It has left the handshake by then, as those do that have gone."""
+
+    async def scene() -> None:
+        async with gateway(url) as lane:
+            with zmq.Context() as context, context.socket(zmq.DEALER) as data:
+                with context.socket(zmq.DEALER) as handshake:
+                    for socket in (handshake, data):
+                        socket.setsockopt(zmq.IDENTITY, b"\x00\x00")
+                        socket.setsockopt(zmq.LINGER, 500)
+                    handshake.connect(address.handshake_address(url))
+                    handshake.send(msgspec.msgpack.encode(HELLO))
+                    await until(lambda: bool(handshake.poll(0)))
+                    init = wire.decode_init(handshake.recv())
+                    handshake.send(wire.encode(wire.Ready()))
+                await until(lambda: not lane.ranks)
+                data.connect(init.addresses.inputs[0])
+                data.send(wire.encode(READY))
+                await until(ready(lane))
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 
