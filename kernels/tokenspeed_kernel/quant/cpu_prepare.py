@@ -8,8 +8,12 @@ kernels dequantise in registers. Called once per weight at load.
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tokenspeed_kernel import _cpu
 from tokenspeed_kernel.quant.packed import BLOCKS_LAYOUT, PackedWeight, Weight, weight_traits
@@ -43,7 +47,7 @@ _HUGE_PAGE = 2 << 20
 _ARENA_BYTES = 32 << 20
 
 
-class _Arena:
+class Arena:
     """Packed weights one after the other in large buffers, which the system can back by huge pages.
 
     A decode step streams all weights once. With small pages, address translation and prefetchers that stop at page
@@ -52,18 +56,22 @@ class _Arena:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free = torch.empty(0, dtype=torch.uint8)
+        self._buffer: Callable[[], NDArray[np.uint8] | None] = lambda: None
+        self._used = 0
 
     def take(self, num_bytes: int) -> torch.Tensor:
         """Uninitialised uint8 [num_bytes], aligned to a cache line."""
         padded = -(-num_bytes // 64) * 64
+        if padded > _ARENA_BYTES // 4:
+            return _huge_buffer(padded)[:num_bytes]
         with self._lock:
-            if padded > self._free.numel():
-                if padded > _ARENA_BYTES // 4:
-                    return _huge_buffer(padded)[:num_bytes]
-                self._free = _huge_buffer(_ARENA_BYTES)
-            taken, self._free = self._free[:num_bytes], self._free[padded:]
-        return taken
+            buffer = self._buffer()
+            if buffer is None or self._used + padded > _ARENA_BYTES:
+                buffer, self._used = _huge_buffer(_ARENA_BYTES).numpy(), 0
+                # What is left must not keep the buffer: a model that goes takes all its memory along.
+                self._buffer = weakref.ref(buffer)
+            start, self._used = self._used, self._used + padded
+        return torch.from_numpy(buffer)[start : start + num_bytes]
 
 
 def _huge_buffer(num_bytes: int) -> torch.Tensor:
@@ -74,7 +82,7 @@ def _huge_buffer(num_bytes: int) -> torch.Tensor:
     return buffer
 
 
-_arena = _Arena()
+_arena = Arena()
 
 
 def packed_buffer(num_bytes: int) -> torch.Tensor:
