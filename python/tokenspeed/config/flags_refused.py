@@ -77,7 +77,6 @@ _KERNELS = (
     _no("--numerics", "str", "auto", _NUMERICS),
     _no("--layer-boundary-norm", "str", "fused", _NUMERICS),
     _no("--logprob-order", "str", "torch", _NUMERICS),
-    _no("--enable-nvtx", "switch", False, "this release has no NVTX ranges"),
 )
 
 _WEIGHTS = (

@@ -31,6 +31,8 @@ class OperationsConfig:
     """Addresses are this rank's own."""
     traces_endpoint: str | None
     """host:port of the collector of spans (OTLP by gRPC); None for none."""
+    marks_steps: bool
+    """Whether steps are NVTX ranges."""
     memory_saver: bool
     """Whether the memory of weights and KV blocks can be given back while the engine stands still."""
 
@@ -53,6 +55,7 @@ def operations_of(raw: Mapping[str, Any]) -> OperationsConfig:
         weight_version=raw["weight_version"],
         kv_events=_kv_events(raw),
         traces_endpoint=_traces_endpoint(raw),
+        marks_steps=raw["enable_nvtx"],
         memory_saver=raw["enable_memory_saver"],
     )
 

@@ -139,6 +139,8 @@ TABLE: list[tuple[str, Hardware, dict[str, Any]]] = [
         for name in ("flashinfer", "flashinfer_full")
     ),
     ("", WITH_FLASHINFER, {"device.kernel_overrides": ()}),
+    ("", SERVER, {"operations.marks_steps": False}),
+    ("--enable-nvtx", SERVER, {"operations.marks_steps": True}),
     ("", LAPTOP, {"sampling.detects_nan": False, "sampling.scored_at_once": 256, "loader.num_read_ahead": 8}),
     (
         "--enable-nan-detection --input-logprob-chunk-tokens 32 --weight-loader-prefetch-num-threads 3",

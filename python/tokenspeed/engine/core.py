@@ -55,6 +55,7 @@ from tokenspeed.engine.replay import DecodeRecordings
 from tokenspeed.engine.runner import NOTHING_CAPTURED, Captured, ModelRunner
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.step_metrics import StepMetrics
+from tokenspeed.engine.step_ranges import StepRanges, step_ranges
 from tokenspeed.engine.tier_start import StartedTier, checkpoint_files, num_host_blocks, scheduler_store, start_tier
 from tokenspeed.engine.trainer_groups import TrainerGroups
 from tokenspeed.engine.warmup import warm_up
@@ -292,12 +293,20 @@ def _loop(
     loop.mirror = ranks.mirror
     loop.profiler.rank = f"dp{config.parallel.data_rank}-tp{ranks.group.rank}"
     loop.leads = ranks.leads
+    loop.ranges = _step_ranges(config)
     loop.log.muted = not ranks.leads
     try:
         loop.log.tracer = make_tracer("tokenspeed-engine", config.operations.traces_endpoint if ranks.leads else None)
     except TracesUnavailable as error:
         raise FlagError("--enable-trace", str(error)) from None
     return loop
+
+
+def _step_ranges(config: Config) -> StepRanges:
+    try:
+        return step_ranges(config.operations.marks_steps, torch.device(config.device.device))
+    except RuntimeError as error:
+        raise FlagError("--enable-nvtx", str(error)) from None
 
 
 def _use_tier(loop: EngineLoop, tier: StartedTier, ranks: Ranks) -> None:

@@ -40,6 +40,7 @@ from tokenspeed.engine.prompt_scores import PromptRow
 from tokenspeed.engine.records import RequestRecord, RequestTable
 from tokenspeed.engine.runner import NewSlot, StepWork
 from tokenspeed.engine.step_log import StepLog
+from tokenspeed.engine.step_ranges import NoRanges, StepRanges
 from tokenspeed.engine.tier import NO_TIER, Tier
 from tokenspeed.engine.turns import Mirror, NoMirror
 from tokenspeed.sampling import COSTLY_GRAMMAR, RowFailure
@@ -92,6 +93,8 @@ class EngineLoop:
         """Who tells the other ranks; set before the first turn only."""
         self.tier: Tier = NO_TIER
         """Where blocks go that the device has no room for; set before the first turn only."""
+        self.ranges: StepRanges = NoRanges()
+        """What profilers of the device see of steps; set before the first turn only."""
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Step until `stopped()`; then settle what is in flight. Raises EngineFault."""
@@ -272,8 +275,9 @@ class EngineLoop:
             self._held_back = False
             return False  # a planner that is not asked is the same on every rank
         begun_s = time.perf_counter()
-        plan = self.scheduler.plan()
-        self.tier.launch()
+        with self.ranges.part("plan"):
+            plan = self.scheduler.plan()
+            self.tier.launch()
         if plan is None:
             self._held_back = self._paused and not self._in_flight and self.scheduler.has_work()
             stuck = not self._in_flight and not self.tier.is_busy
@@ -284,7 +288,9 @@ class EngineLoop:
         self.mirror.planned(plan)
         planned_s = self.log.took("plan", begun_s)
         self.log.launched(plan)
-        self._in_flight.append((plan, self._executor.launch(self._work(plan))))
+        self.ranges.step_begins(plan)
+        with self.ranges.part("launch"):
+            self._in_flight.append((plan, self._executor.launch(self._work(plan))))
         self.log.took("launch", planned_s)
         return True
 
@@ -314,11 +320,18 @@ class EngineLoop:
         """Wait for the oldest step and take what it means."""
         plan, pending = self._in_flight.popleft()
         begun_s = time.perf_counter()
-        tokens = pending.wait()
+        with self.ranges.part("device"):
+            tokens = pending.wait()
         self.profiler.settled()
         self.mirror.settled(tokens.token_ids)
         begun_s = self.log.took("device", begun_s)
         self.log.computed(plan)
+        with self.ranges.part("settle"):
+            self._take_outcome(plan, tokens)
+        self.log.took("settle", begun_s)
+        self.ranges.step_ends(plan)
+
+    def _take_outcome(self, plan: Plan, tokens: StepTokens) -> None:
         for row, why in tokens.failures:
             self._fail(int(plan.request_ids[row]), why)
         outcome = self.scheduler.advance(plan.step_id, tokens.token_ids, tokens.num_tokens)
@@ -326,7 +339,6 @@ class EngineLoop:
         self._outputs.add_prompt_pieces(tokens.prompt_pieces)
         self._outputs.add_step(outcome, tokens)
         self.log.settled(plan, outcome, tokens.num_tokens)
-        self.log.took("settle", begun_s)
 
     def _publish(self) -> None:
         """Hand results on; and the load, when it has changed without a result or has not been told for a while."""

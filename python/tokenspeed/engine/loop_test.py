@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tokenspeed_cc
 from tokenspeed.config.constraint import Constraint
@@ -25,6 +26,7 @@ from tokenspeed.engine.records import RequestTable
 from tokenspeed.engine.runner import StepWork
 from tokenspeed.engine.step_log import StepLog
 from tokenspeed.engine.step_metrics import StepMetrics
+from tokenspeed.engine.step_ranges import NoRanges, step_ranges
 from tokenspeed.grammar import CompiledGrammar, GrammarCompiler, GrammarError
 from tokenspeed.observability.engine_metrics import EngineMetrics
 from tokenspeed.observability.traces import Attributes, Span
@@ -181,6 +183,68 @@ def test_with_overlap_the_next_step_is_launched_before_the_last_one_settles() ->
 def test_without_overlap_each_step_settles_before_the_next_is_launched() -> None:
     events = Bench(0).add("a").steps(3).executor.events
     assert events[:6] == ["launch 0", "settle 0", "launch 1", "settle 1", "launch 2", "settle 2"]
+
+
+class RecordedNvtx:
+    """What NVTX was told, with the depth of what nests."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.told: list[str] = []
+        self._nested: list[str] = []
+        self._open: list[str] = []
+        for name in ("range_push", "range_pop", "range_start", "range_end"):
+            monkeypatch.setattr(torch.cuda.nvtx, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda.nvtx, "mark", lambda _: None)
+
+    def range_push(self, name: str) -> None:
+        self._nested.append(name)
+
+    def range_pop(self) -> None:
+        self.told.append("/".join(self._nested))
+        self._nested.pop()
+
+    def range_start(self, name: str) -> int:
+        self._open.append(name)
+        return self._told_of(len(self._open) - 1, "begins")
+
+    def range_end(self, handle: int) -> None:
+        self._told_of(handle, "ends")
+
+    def _told_of(self, handle: int, what: str) -> int:
+        self.told.append(f"{self._open[handle]} {what}")
+        return handle
+
+
+def test_nvtx_ranges_mark_each_step_from_its_launch_to_its_end_and_each_part_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvtx = RecordedNvtx(monkeypatch)
+    bench = Bench(1).add("a", max_new_tokens=2)
+    bench.loop.ranges = step_ranges(True, torch.device("cuda"))
+    bench.steps(3)
+    first, second = "step 0: 0 decode, 1 prefill", "step 1: 1 decode, 0 prefill"
+    assert nvtx.told[:10] == [
+        "plan",
+        f"{first} begins",
+        "launch",
+        "plan",
+        f"{second} begins",
+        "launch",
+        "device",
+        "settle",
+        f"{first} ends",
+        "plan",
+    ]
+    assert bench.desk.ends("a") == ["length"]
+    assert sorted(entry for entry in nvtx.told if entry.startswith("step")) == sorted(
+        f"{step} {what}" for step in (first, second) for what in ("begins", "ends")
+    )
+
+
+def test_on_a_cpu_there_is_nothing_to_mark_and_a_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    assert isinstance(step_ranges(False, torch.device("cpu")), NoRanges) and not caplog.messages
+    assert isinstance(step_ranges(True, torch.device("cpu")), NoRanges)
+    assert ["--enable-nvtx: there is nothing to mark" in line for line in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
