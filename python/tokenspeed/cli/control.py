@@ -31,9 +31,9 @@ Info = Callable[[], Mapping[str, Any]]
 
 class ControlServer:
     """Listens from construction to `close`. `engine_urls`: of every replica; all are asked, and answer as one.
-    `info`: what /get_server_info tells. `api_key`: what callers must present and what the engine asks for; None for
-    nothing. `gateway_key`: what the gateway asks for; who has presented our key need not know it.
-    Raises OSError for a taken port."""
+    `info`: what /get_server_info tells beside the engine's own facts. `api_key`: what callers must present and what
+    the engine asks for; None for nothing. `gateway_key`: what the gateway asks for; who has presented our key need not
+    know it. Raises OSError for a taken port."""
 
     def __init__(
         self,
@@ -52,7 +52,9 @@ class ControlServer:
                 routes[method, path] = _relay_to_all(method, path, engine_urls, api_key)
         routes["POST", _JOIN] = _join_all(engine_urls, api_key)
         routes["GET", "/health"] = lambda _: _gateway_health(gateway_url)
-        routes["GET", "/get_server_info"] = lambda _: json_answer(200, info())
+        routes["GET", "/get_server_info"] = _server_info(
+            info, _relay_to_all("GET", "/get_server_info", engine_urls, api_key)
+        )
         routes["GET", "/health_generate"] = lambda _: json_answer(200, {"status": "ok"})
         routes["GET", "/metrics"] = _relay_to_all("GET", "/metrics", engine_urls, None)
         passed_on = {path: PassOn(gateway_url, key=gateway_key) for path in GATEWAY_PATHS}
@@ -78,6 +80,18 @@ def _relay_to_all(method: str, path: str, urls: Sequence[str], api_key: str | No
     def handler(body: Mapping[str, Any]) -> Answer:
         with ThreadPoolExecutor(len(relays)) as threads:
             return merged(list(threads.map(lambda relay: relay(body), relays)))
+
+    return handler
+
+
+def _server_info(info: Info, engine: Handler) -> Handler:
+    """What was asked for, and in its place what has come of it, as far as there is an engine to say so."""
+
+    def handler(body: Mapping[str, Any]) -> Answer:
+        answer = engine(body)
+        told = json.loads(answer.data) if answer.status == 200 else {}
+        told.pop("data_parallel_rank", None)  # of one replica
+        return json_answer(200, {**info(), **told})
 
     return handler
 

@@ -41,6 +41,33 @@ def test_it_tells_what_it_was_started_with(control: ControlServer) -> None:
     assert ask(control, "/get_server_info") == (200, {"version": "1", "server_args": {"seed": None}})
 
 
+def test_what_the_engine_says_of_itself_comes_before_what_was_asked_of_it() -> None:
+    flags = {"sampling_backend": "auto", "weight_version": "default", "seed": 7}
+    told = {"sampling_backend": "cpu", "weight_version": "v2", "num_blocks": 9, "data_parallel_rank": 0}
+    engine = Endpoint("127.0.0.1", 0, {("GET", "/get_server_info"): lambda _: json_answer(200, told)})
+    relay = ControlServer(
+        0,
+        "http://127.0.0.1:9",
+        [f"http://127.0.0.1:{engine.port}"],
+        None,
+        None,
+        lambda: {**flags, "data_parallel_rank": None, "server_args": flags},
+    )
+    assert ask(relay, "/get_server_info") == (
+        200,
+        {
+            "sampling_backend": "cpu",
+            "weight_version": "v2",
+            "seed": 7,
+            "num_blocks": 9,
+            "data_parallel_rank": None,
+            "server_args": flags,
+        },
+    )
+    relay.close()
+    engine.close()
+
+
 def test_health_is_the_gateways(control: ControlServer) -> None:
     assert ask(control, "/health")[0] == 503
 

@@ -41,6 +41,14 @@ def test_it_tells_what_it_is(start_engine: StartEngine, tiny_model: str) -> None
     }
 
 
+@pytest.mark.parametrize(("asked", "active"), [("auto", "cpu"), ("greedy", "greedy")])
+def test_it_tells_what_draws_tokens_and_not_what_was_asked_for(
+    start_engine: StartEngine, asked: str, active: str
+) -> None:
+    engine = start(start_engine, sampling_backend=asked)
+    assert ask(engine, "/get_server_info")[1]["sampling_backend"] == active
+
+
 @pytest.mark.parametrize("path", ABSENT_PATHS)
 def test_what_is_not_there_is_refused_by_name(start_engine: StartEngine, path: str) -> None:
     engine = start(start_engine)

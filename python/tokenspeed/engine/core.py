@@ -68,7 +68,7 @@ from tokenspeed.observability.engine_metrics import EngineMetrics
 from tokenspeed.observability.traces import TracesUnavailable, make_tracer
 from tokenspeed.sampling import Sampler, SamplerConfig
 from tokenspeed.version import __version__
-from tokenspeed_kernel.registry import KernelError, parse_overrides, set_overrides
+from tokenspeed_kernel.registry import KernelError, Signature, parse_overrides, select, set_overrides
 
 logger = logging.getLogger("tokenspeed.engine")
 
@@ -356,10 +356,19 @@ def facts_of(config: Config, num_blocks: int, host_blocks: int) -> dict[str, Any
         "max_total_num_tokens": (num_blocks - 1) * limits.block_size,
         "max_model_len": limits.max_model_len,
         "max_num_seqs": limits.max_num_seqs,
+        "sampling_backend": _sampling_backend(config),
         "tensor_parallel_size": config.parallel.tensor_size,
         "data_parallel_size": config.parallel.data_size,
         "data_parallel_rank": config.parallel.data_rank,
     }
+
+
+def _sampling_backend(config: Config) -> str:
+    """What draws tokens: greedy, or the solution's name."""
+    if config.admission.always_greedy:
+        return "greedy"
+    device = torch.device(config.device.device).type
+    return select("sampling.sample", Signature(device, torch.float32, ())).name
 
 
 def prepare_device(device: DeviceConfig) -> None:
