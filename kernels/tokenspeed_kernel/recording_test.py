@@ -41,6 +41,7 @@ STEPS: dict[str, Step] = {
     "a part written": lambda x: api.linear(x, TALL).view(4, 3, 16)[:, :, 4:].contiguous().flatten(1),
     "a copy into a part": placed,
     "a shape that takes a copy": lambda x: api.silu_and_mul(x[:, :8].reshape(2, 16)),
+    "nothing beside": lambda x: api.linear(torch.cat([torch.empty(0), x, torch.cat([x[:0], x[:0]]) + x[:0]]), TALL),
 }
 
 
@@ -59,6 +60,12 @@ def test_a_play_gives_the_bits_of_a_call_on_what_the_input_holds_then(name: str)
 FORBIDDEN: dict[str, tuple[Step, str]] = {
     "arithmetic": (lambda x: x * 2, "aten.mul.Tensor"),
     "in place": (lambda x: x.add_(1), "aten.add_.Tensor"),
+    "zeros in place": (lambda x: torch.zeros(4, 16, out=torch.empty(4, 16)), "aten.zeros.out"),
+    "a cat in place": (lambda x: torch.cat([x, x], out=torch.empty(8, 16)), "aten.cat.out"),
+    "a sign to come": (
+        lambda x: torch._neg_view(x).flatten().clone(),
+        "a copy of torch.float32 (1,) to torch.float32 (1,)",
+    ),
     "a sum of other shapes": (lambda x: x + x[:1], "aten.add.Tensor"),
     "a product of torch's": (lambda x: x @ x.T, "aten.mm.default"),
     "another dtype": (lambda x: x.to(torch.bfloat16), "aten._to_copy.default"),
@@ -107,6 +114,25 @@ def test_memory_that_is_given_back_is_used_again_but_never_a_result() -> None:
     others = [torch.full((4, 48), float("nan")) for _ in range(50)]
     assert torch.equal(first.play(), expected) and torch.equal(second.play(), expected)
     assert torch.equal(first.result, expected) and all(bool(other.isnan().all()) for other in others)
+
+
+CONSTANTS: dict[str, Step] = {
+    "a kernel": lambda x: api.linear(x, TALL, torch.frombuffer(bytearray(b"@" * 192), dtype=torch.float32)),
+    "a copy": lambda x: torch.cat([x, torch.frombuffer(bytearray(b"@" * 256), dtype=torch.float32).view(4, 16)]),
+    "a sum": lambda x: x + torch.frombuffer(bytearray(b"@" * 256), dtype=torch.float32).view(4, 16),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_constant_that_the_function_makes_lives_as_long_as_the_recording(name: str) -> None:
+    """torch allocates none of it; the memory would be somebody else's when it is read again."""
+    x, step = torch.randn(4, 16), CONSTANTS[name]
+    expected, recorded = record(lambda: step(x), Workspace())
+    assert isinstance(recorded, Recorded)
+    expected = expected.clone()
+    others = [bytearray(b"\xff" * size) for size in (192, 256) for _ in range(500)]
+    assert torch.equal(recorded.play(), expected) and all(set(other) == {255} for other in others)
 
 
 @torch.inference_mode()
