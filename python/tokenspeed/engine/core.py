@@ -118,7 +118,9 @@ def start(
 ) -> EngineCore:
     """`build` with as many ranks as `config` says; this process is the first of them."""
     if config.parallel.node_rank:
-        raise FlagError("--node-rank", f"{config.parallel.node_rank}: such a node is started by `ts serve`")
+        raise FlagError(
+            "--node-rank", f"{config.parallel.node_rank}: only the commands start such a node, not `Engine`"
+        )
     if config.parallel.data_rank is None:
         raise FlagError(
             "--data-parallel-size", "a process has one replica: `ts serve` starts them all, --data-parallel-rank one"

@@ -120,6 +120,8 @@ class Node:
         self._source = source
         self._facts = model_facts(config, model_config)
         self._stopping = False
+        self.is_joined = False
+        """Whether our ranks are part of an engine; may be read by any thread."""
 
     def run(self) -> int:
         """Serve until the first rank stops or a signal (0), or until it does not come back (1)."""
@@ -129,7 +131,9 @@ class Node:
             processes = self._started()
             if processes is None:
                 return 0 if self._stopping else 1
+            self.is_joined = True
             statuses = self._watched(processes)
+            self.is_joined = False
             if not any(statuses):
                 return 0
             logger.warning("the engine is lost; dialling its first rank again (exit statuses %s)", statuses)

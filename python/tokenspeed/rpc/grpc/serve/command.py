@@ -62,6 +62,10 @@ def _serve(argv: Sequence[str]) -> int:
         level=server.values["log_level"].upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     # Loaded here: a wrong flag is answered without torch.
+    if server.values["node_rank"]:
+        from tokenspeed.rpc.grpc.serve.other_node import run_other_node
+
+        return run_other_node(values, host, port)
     from tokenspeed.engine.offline import Engine
     from tokenspeed.rpc.grpc.serve.server import serve
 
