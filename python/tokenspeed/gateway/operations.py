@@ -17,7 +17,7 @@ from tokenspeed.gateway.chat.completion_request import CompletionRequest
 from tokenspeed.gateway.chat.generate_request import GenerateRequest
 from tokenspeed.gateway.chat.messages_request import CountTokensRequest, MessagesRequest
 from tokenspeed.gateway.chat.parse_request import ParseCalls, ParseReasoning
-from tokenspeed.gateway.http.admin import WorkerBody, WorkerChange
+from tokenspeed.gateway.http.admin import ProfileBody, WorkerBody, WorkerChange
 from tokenspeed.gateway.http.server import DetokenizeRequest, TokenizeRequest
 from tokenspeed.gateway.responses.api import ConversationBody, ItemsBody
 from tokenspeed.gateway.responses.request import ResponsesRequest
@@ -203,6 +203,15 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/loads"): Operation("Load of every rank", "Loads"),
     ("POST", "/flush_cache"): Operation(
         "Empty every engine's prefix cache", _object(success={"type": "boolean"}, workers=_array(_ANY))
+    ),
+    ("POST", "/start_profile"): Operation(
+        "Every engine records a trace",
+        _object(success={"type": "boolean"}, workers=_array(_ANY)),
+        ProfileBody,
+        optional_body=True,
+    ),
+    ("POST", "/stop_profile"): Operation(
+        "Every engine writes its trace", _object(success={"type": "boolean"}, workers=_array(_ANY))
     ),
     ("GET", "/workers"): Operation("The workers", "Workers"),
     ("POST", "/workers"): Operation("Add a worker", "Accepted", WorkerBody, status=202),

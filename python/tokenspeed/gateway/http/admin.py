@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What operators ask of a running gateway: loads, an empty cache, and workers that come and go.
+"""What operators ask of a running gateway: loads, an empty cache, profiles, and workers that come and go.
 
-`GET /get_loads` (and `/loads`), `POST /flush_cache`, and `/workers`. Every path needs a key where keys are set. A
-worker that is deleted gets no new requests and is gone when those in flight have ended; the tasks that wait for that
-are kept here. Lives on the loop's thread.
+`GET /get_loads` (and `/loads`), `POST /flush_cache`, `/start_profile` and `/stop_profile`, and `/workers`. Every path
+needs a key where keys are set. A worker that is deleted gets no new requests and is gone when those in flight have
+ended; the tasks that wait for that are kept here. Lives on the loop's thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ from tokenspeed.rpc.lane.base import LaneNotReady
 logger = logging.getLogger(__name__)
 
 _CONTROL_TIMEOUT_S = 30.0
+_PROFILE_TIMEOUT_S = 600.0  # writing a long trace takes minutes
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
@@ -48,6 +49,20 @@ class WorkerChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     url: str | None = None
     priority: int | None = None
+
+
+class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`POST /start_profile`; engines say what the fields may be. `output_dir` is for their own control ports: who may
+    ask a gateway need not choose where its engines write."""
+
+    start_step: int | None = None
+    num_steps: int | None = None
+    activities: list[str] | None = None
+    with_stack: bool | None = None
+    record_shapes: bool | None = None
+    profile_by_stage: bool | None = None
+    profile_prefix: str | None = None
+    output_dir: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,8 @@ class AdminApi:
             *self.public_routes(),
             web.get("/get_loads", self._loads),
             web.post("/flush_cache", self._flush),
+            web.post("/start_profile", self._start_profile),
+            web.post("/stop_profile", self._stop_profile),
             web.get("/workers", self._list),
             web.post("/workers", self._add),
             web.get("/workers/{id}", self._get),
@@ -143,36 +160,33 @@ class AdminApi:
 
     async def _flush(self, request: web.Request) -> web.Response:
         self._keys.check(request.headers)
+        results = await self._ask_all("flush_cache", [_CONTROL_TIMEOUT_S], _CONTROL_TIMEOUT_S)
+        flushed = [result["url"] for result in results if result["success"]]
+        self.were_flushed(flushed)
+        if self.others is not None:
+            await self.others.tell_flushed(flushed)
+        counts = {"workers_flushed": len(flushed), "total_workers": len(results)}
+        return _told(results, counts, "flush_incomplete", "did not flush their caches")
+
+    async def _start_profile(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers)
+        asked, _ = await parse_body(await read_body(request) or b"{}", ProfileBody)
+        if asked.output_dir is not None:
+            raise invalid("output_dir", "unsupported_parameter", "output_dir is taken by an engine's own control port")
+        results = await self._ask_all("start_profile", [msgspec.to_builtins(asked)], _CONTROL_TIMEOUT_S)
+        return _told(results, {}, "profile_refused", "do not record")
+
+    async def _stop_profile(self, request: web.Request) -> web.Response:
+        self._keys.check(request.headers)
+        results = await self._ask_all("stop_profile", [], _PROFILE_TIMEOUT_S)
+        return _told(results, {}, "profile_refused", "wrote no trace")
+
+    async def _ask_all(self, method: str, args: list[object], timeout_s: float) -> list[dict[str, Any]]:
+        """What became of a call to every worker's engine."""
         workers = list(self._router.workers)
         if not any(worker.model for worker in workers):
-            raise no_available_workers("no worker has an engine whose cache could be flushed")
-        results = await asyncio.gather(*(self._flush_one(worker) for worker in workers))
-        flushed = sum(result["success"] for result in results)
-        if self.others is not None:
-            await self.others.tell_flushed([result["url"] for result in results if result["success"]])
-        counts = {"workers_flushed": flushed, "total_workers": len(results)}
-        body: dict[str, Any] = {"success": flushed == len(results), **counts, "workers": results}
-        if body["success"]:
-            return _json(body, 200)
-        failed = ", ".join(result["url"] for result in results if not result["success"])
-        error = ApiError(409, "flush_incomplete", f"these workers did not flush their caches: {failed}")
-        response = _json({"error": error.fields, **body}, error.status)
-        response.headers.update(error.headers)
-        return response
-
-    async def _flush_one(self, worker: Worker) -> dict[str, Any]:
-        """What became of one worker's cache; it is flushed when all its ranks say so."""
-        try:
-            async with asyncio.timeout(_CONTROL_TIMEOUT_S):
-                replies = await worker.lane.control("flush_cache", [_CONTROL_TIMEOUT_S])
-        except LaneNotReady as error:
-            return {"url": worker.url, "success": False, "message": str(error)}
-        except TimeoutError:
-            return {"url": worker.url, "success": False, "message": f"no answer in {_CONTROL_TIMEOUT_S:g} s"}
-        refusals = [f"rank {reply.engine_index}: {reply.message}" for reply in replies if not reply.success]
-        if not refusals:
-            self._router.policy.forget(worker.url)
-        return {"url": worker.url, "success": not refusals, "message": "; ".join(refusals) or "flushed"}
+            raise no_available_workers(f"no worker has an engine that could be asked for {method}")
+        return await asyncio.gather(*(_ask(worker, method, args, timeout_s) for worker in workers))
 
     # ---- workers -----------------------------------------------------------------------------------------------
 
@@ -311,6 +325,32 @@ def _worker_object(worker: Worker) -> dict[str, Any]:
         "load": worker.num_in_flight,
         "ranks": len(worker.lane.ranks),
     }
+
+
+async def _ask(worker: Worker, method: str, args: list[object], timeout_s: float) -> dict[str, Any]:
+    """What became of a call to one worker's engine; it succeeded when all its ranks say so."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            replies = await worker.lane.control(method, args)
+    except LaneNotReady as error:
+        return {"url": worker.url, "success": False, "message": str(error)}
+    except TimeoutError:
+        return {"url": worker.url, "success": False, "message": f"no answer in {timeout_s:g} s"}
+    refusals = [f"rank {reply.engine_index}: {reply.message}" for reply in replies if not reply.success]
+    said = refusals or sorted({reply.message for reply in replies})
+    return {"url": worker.url, "success": not refusals, "message": "; ".join(said)}
+
+
+def _told(results: list[dict[str, Any]], counts: Mapping[str, int], code: str, what: str) -> web.Response:
+    """200 when every worker succeeded, or a 409 that names the others; `results` and `counts` with either."""
+    failed = ", ".join(result["url"] for result in results if not result["success"])
+    body: dict[str, Any] = {"success": not failed, **counts, "workers": results}
+    if not failed:
+        return _json(body, 200)
+    error = ApiError(409, code, f"these workers {what}: {failed}")
+    response = _json({"error": error.fields, **body}, error.status)
+    response.headers.update(error.headers)
+    return response
 
 
 def _accepted(worker: Worker, message: str) -> web.Response:

@@ -88,6 +88,34 @@ def test_a_flush_without_an_engine_is_a_503() -> None:
         assert (status, body["error"]["code"]) == (503, "no_available_workers")
 
 
+def test_a_profile_is_started_and_stopped_in_every_engine() -> None:
+    with RunningGateway([replying(ids("a")), replying(ids("b"))]) as gateway:
+        assert gateway.post("/start_profile", b"")[0] == 200
+        gateway.engines[1].control_answer = (True, "the trace is in /traces")
+        status, body = gateway.post("/start_profile", {"num_steps": 3, "activities": ["CPU"]})
+        assert (status, body["success"], body["workers"][1]["message"]) == (200, True, "the trace is in /traces")
+        assert gateway.post("/stop_profile", b"")[0] == 200
+        for engine in gateway.engines:
+            assert [(call.method, call.args) for call in engine.seen.controls] == [
+                ("start_profile", [{}]),
+                ("start_profile", [{"num_steps": 3, "activities": ["CPU"]}]),
+                ("stop_profile", []),
+            ]
+
+
+def test_a_profile_that_an_engine_refuses_says_which_and_why_and_no_caller_chooses_its_folder() -> None:
+    with RunningGateway([replying(ids("a")), replying(ids("b"))]) as gateway:
+        gateway.engines[0].control_answer = (False, "num_steps: must be an integer of at least 1")
+        status, body = gateway.post("/start_profile", {"num_steps": 0})
+        assert (status, body["error"]["code"]) == (409, "profile_refused")
+        assert [worker["success"] for worker in body["workers"]] == [False, True]
+        assert "num_steps" in body["workers"][0]["message"] and gateway.urls[0] in body["error"]["message"]
+        for field, value in (("output_dir", "/tmp"), ("num_steps", "three"), ("steps", 3)):
+            status, body = gateway.post("/start_profile", {field: value})
+            assert status == 400 and field in body["error"]["message"]
+        assert len(gateway.engines[0].seen.controls) == 1
+
+
 def test_a_worker_that_is_added_serves_and_one_that_is_deleted_finishes_and_is_gone(tmp_path: Path) -> None:
     gate = Gate("old")
     with RunningGateway([gate]) as gateway:

@@ -14,6 +14,7 @@ from tokenspeed.gateway.testing.fake_engine import Script, Step, replying
 from tokenspeed.gateway.testing.fake_servicer import FakeServicer
 from tokenspeed.gateway.testing.running import RunningGateway, ids
 from tokenspeed.rpc.lane.wire import TokenizedGenerateReqInput
+from tokenspeed_protos import common_pb2
 
 REPLY = "Grüße aus der Küche 🙂"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -141,6 +142,17 @@ def test_loads_flushes_and_the_kind_of_a_worker_are_told(gateway: RunningGateway
     assert status == 409 and "requests run" in json.dumps(answer)
     _, _, metrics = gateway.request("GET", "/metrics")
     assert b'connection_mode="grpc"' in metrics and b'connection_mode="zmq"' not in metrics
+
+
+def test_profiles_of_a_worker_are_its_calls(gateway: RunningGateway, servicer: FakeServicer) -> None:
+    asked = {"num_steps": 2, "activities": ["CPU"]}
+    status, answer = gateway.post("/start_profile", asked)
+    assert (status, answer["workers"][0]["message"]) == (200, "/traces")
+    assert servicer.profiles == [common_pb2.StartProfileRequest(**asked)]
+    status, answer = gateway.post("/start_profile", {"profile_prefix": "a"})
+    assert status == 409 and "profile_prefix" in answer["workers"][0]["message"]
+    status, answer = gateway.post("/stop_profile", b"")
+    assert status == 409 and "nothing is recorded" in answer["workers"][0]["message"]
 
 
 def _forever(request: TokenizedGenerateReqInput) -> Iterator[Step]:

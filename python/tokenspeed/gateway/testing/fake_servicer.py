@@ -32,6 +32,7 @@ class FakeServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerServicer):
         self.aborted: list[str] = []
         self.num_active = 0
         self.flush_answer = (True, "ok")
+        self.profiles: list[common_pb2.StartProfileRequest | common_pb2.StopProfileRequest] = []
         self.is_healthy = True
         self.num_checks = self.num_loads = 0
         """Times that it was asked for its health, and for its load."""
@@ -86,6 +87,14 @@ class FakeServicer(tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerServicer):
     async def FlushCache(self, request: common_pb2.FlushCacheRequest, context: Any) -> common_pb2.FlushCacheResponse:
         success, message = self.flush_answer
         return common_pb2.FlushCacheResponse(success=success, message=message)
+
+    async def StartProfile(self, request: common_pb2.StartProfileRequest, context: Any) -> common_pb2.ProfileResponse:
+        self.profiles.append(request)
+        return common_pb2.ProfileResponse(success=True, message="/traces")
+
+    async def StopProfile(self, request: common_pb2.StopProfileRequest, context: Any) -> common_pb2.ProfileResponse:
+        self.profiles.append(request)
+        return common_pb2.ProfileResponse(success=False, message="nothing is recorded")
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         self.aborted.append(request.request_id)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from tokenspeed_protos.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerS
 logger = logging.getLogger(__name__)
 
 _CALL_S = 10.0
+_PROFILE_S = 600.0  # writing a long trace takes minutes
 _RETRY_S = 0.5
 _WATCH_S = 1.0
 _SILENT_S = 2.0
@@ -131,16 +132,27 @@ class GrpcLane(Lane):
         return asyncio.ensure_future(self._control(method, args))
 
     async def _control(self, method: str, args: list[object]) -> list[wire.ControlReplySlim]:
-        if method != "flush_cache":
-            return [wire.ControlReplySlim(0, False, f"{method} is not available over gRPC", 0)]
-        timeout_s = float(args[0]) if args and isinstance(args[0], (int, float)) else _CALL_S
         try:
-            reply = await self._stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=timeout_s), timeout=timeout_s)
+            reply = await self._call_of(method, args)
+        except (TypeError, ValueError) as error:
+            return [wire.ControlReplySlim(0, False, f"{method} over gRPC: {error}", 0)]
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise LaneNotReady(f"worker {self.url}: {error.details()}") from None
             return [wire.ControlReplySlim(0, False, error.details() or error.code().name, 0)]
         return [wire.ControlReplySlim(0, reply.success, reply.message, 0)]
+
+    def _call_of(self, method: str, args: list[object]) -> Awaitable[Any]:
+        """The call that the protocol has for it. TypeError, ValueError: what its message has no room for."""
+        if method == "flush_cache":
+            timeout_s = float(args[0]) if args and isinstance(args[0], (int, float)) else _CALL_S
+            return self._stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=timeout_s), timeout=timeout_s)
+        if method == "start_profile":
+            fields = args[0] if args and isinstance(args[0], dict) else {}
+            return self._stub.StartProfile(common_pb2.StartProfileRequest(**fields), timeout=_CALL_S)
+        if method == "stop_profile":
+            return self._stub.StopProfile(common_pb2.StopProfileRequest(), timeout=_PROFILE_S)
+        raise ValueError("there is no such call")
 
     async def _read(
         self,
