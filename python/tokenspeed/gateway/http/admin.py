@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import zmq
@@ -51,12 +51,15 @@ class WorkerChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority: int | None = None
 
 
+_Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
+
 class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """`POST /start_profile`; engines say what the fields may be. `output_dir` is for their own control ports: who may
     ask a gateway need not choose where its engines write."""
 
-    start_step: int | None = None
-    num_steps: int | None = None
+    start_step: _Count | None = None
+    num_steps: _Count | None = None
     activities: list[str] | None = None
     with_stack: bool | None = None
     record_shapes: bool | None = None

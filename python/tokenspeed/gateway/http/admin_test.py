@@ -105,12 +105,12 @@ def test_a_profile_is_started_and_stopped_in_every_engine() -> None:
 
 def test_a_profile_that_an_engine_refuses_says_which_and_why_and_no_caller_chooses_its_folder() -> None:
     with RunningGateway([replying(ids("a")), replying(ids("b"))]) as gateway:
-        gateway.engines[0].control_answer = (False, "num_steps: must be an integer of at least 1")
-        status, body = gateway.post("/start_profile", {"num_steps": 0})
+        gateway.engines[0].control_answer = (False, "activities: GPU: there is none")
+        status, body = gateway.post("/start_profile", {"activities": ["GPU"]})
         assert (status, body["error"]["code"]) == (409, "profile_refused")
         assert [worker["success"] for worker in body["workers"]] == [False, True]
-        assert "num_steps" in body["workers"][0]["message"] and gateway.urls[0] in body["error"]["message"]
-        for field, value in (("output_dir", "/tmp"), ("num_steps", "three"), ("steps", 3)):
+        assert "GPU" in body["workers"][0]["message"] and gateway.urls[0] in body["error"]["message"]
+        for field, value in (("output_dir", "/tmp"), ("num_steps", 0), ("start_step", 2**70), ("steps", 3)):
             status, body = gateway.post("/start_profile", {field: value})
             assert status == 400 and field in body["error"]["message"]
         assert len(gateway.engines[0].seen.controls) == 1
