@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests.support.processes import python_environment
-from tokenspeed.config.model_source import embedded_model_path
 from tokenspeed.engine.conftest import StartEngine
 from tokenspeed.engine.profiler import FOLDER_ENV, ProfileRefused, profile_options
 from tokenspeed.engine.testing import GREEDY, PROMPT, answer_of, ask, start
@@ -59,12 +58,12 @@ def test_a_limited_profile_ends_by_itself_and_get_takes_the_folder_of_the_enviro
     assert operators(path) and len(list((tmp_path / "env").iterdir())) == 1
 
 
-def test_an_engine_that_ends_amid_a_profile_writes_it_and_ends_well(tmp_path: Path) -> None:
+def test_an_engine_that_ends_amid_a_profile_writes_it_and_ends_well(tiny_model: str, tmp_path: Path) -> None:
     """In a process of its own: what torch leaves behind of a profile crashed it at exit."""
     script = f"""
 from tokenspeed.engine.offline import Engine
-options = {{"device": "cpu", "num_threads": 1, "max_total_tokens": 256, "max_model_len": 64}}
-with Engine({str(embedded_model_path())!r}, **options) as engine:
+options = {{"device": "cpu", "num_threads": 1, "max_total_tokens": 256, "max_model_len": 64, "load_format": "dummy"}}
+with Engine({tiny_model!r}, skip_tokenizer_init=True, **options) as engine:
     engine.operations.start_profile({{"output_dir": {str(tmp_path)!r}}})
     engine.generate([[1, 2, 3]], {{"max_new_tokens": 2}})
 """
