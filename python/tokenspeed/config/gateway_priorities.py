@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
-
-import msgspec
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from tokenspeed.config.flags import Flag, FlagError
+
+if TYPE_CHECKING:
+    from tokenspeed.config.gateway_priorities_file import ClassInFile
 
 CLASSES = ("bulk", "default", "interactive", "system")
 """From the last to the first."""
@@ -57,19 +56,6 @@ DEFAULTS: Mapping[str, ClassRules] = {
 }
 
 
-class _ClassInFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    reserved: int | None = None
-    queue_size: int | None = None
-    queue_timeout_secs: float | None = None
-    starvation_threshold_secs: float | None = None
-    can_preempt: bool | None = None
-
-
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    classes: dict[str, _ClassInFile] | None = None
-    tenant_policies: dict[str, Any] | None = None
-
-
 _GROUP = "Limits"
 
 PRIORITY_FLAGS: tuple[Flag, ...] = (
@@ -103,7 +89,7 @@ def priority_config(values: dict[str, Any], limit: int) -> PriorityConfig | None
     if not values["priority_scheduler_enabled"]:
         return None
     path = values["priority_scheduler_config"]
-    given = {} if path is None else _read(path)
+    given = {} if path is None else _classes_in(path)
     classes = {name: _with(name, rules, given.get(name)) for name, rules in DEFAULTS.items()}
     reserved = sum(rules.reserved for rules in classes.values())
     if limit and reserved > limit:
@@ -112,7 +98,7 @@ def priority_config(values: dict[str, Any], limit: int) -> PriorityConfig | None
     return PriorityConfig(values["priority_scheduler_default_max_class"], classes)
 
 
-def _with(name: str, rules: ClassRules, given: _ClassInFile | None) -> ClassRules:
+def _with(name: str, rules: ClassRules, given: ClassInFile | None) -> ClassRules:
     if given is None:
         return rules
     named = {
@@ -130,17 +116,11 @@ def _with(name: str, rules: ClassRules, given: _ClassInFile | None) -> ClassRule
     return changed
 
 
-def _read(path: str) -> dict[str, _ClassInFile]:
+def _classes_in(path: str) -> dict[str, ClassInFile]:
+    # Here, because the tables of flags are also read where no package is installed (tools/docs/flags.py).
+    from tokenspeed.config.gateway_priorities_file import ClassesRefused, read_classes
+
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        told = msgspec.convert(content or {}, _File)
-    except OSError as error:
-        raise FlagError(_FILE, f"{path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise FlagError(_FILE, f"{path}: {' '.join(str(error).split())}") from None
-    if told.tenant_policies:
-        raise FlagError(_FILE, f"{path}: tenant_policies: keys are all equal, so there are no tenants")
-    for name in told.classes or {}:
-        if name not in CLASSES:
-            raise FlagError(_FILE, f"{path}: classes.{name}: the classes are {', '.join(reversed(CLASSES))}")
-    return told.classes or {}
+        return read_classes(path, CLASSES)
+    except ClassesRefused as error:
+        raise FlagError(_FILE, str(error)) from None
