@@ -27,6 +27,8 @@ MAX_LOGIT_BIASES = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 64
 MAX_PRIORITY = 1_000_000
+MAX_ID_CHARS = 1024
+"""Of a request: it is said again in every message of the answer."""
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 _U64 = 0xFFFFFFFFFFFFFFFF

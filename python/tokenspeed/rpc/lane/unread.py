@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tokenspeed.config.sampling import MAX_ID_CHARS
 from tokenspeed.rpc.lane import wire
 from tokenspeed.rpc.lane.wire import UnreadCall, UnreadRequest
 
-MAX_ID_CHARS = 1024
-"""An id is said again in every answer."""
 _MAX_CALL_ID = 2**63 - 1
 
 _elements = msgspec.msgpack.Decoder(list[msgspec.Raw])

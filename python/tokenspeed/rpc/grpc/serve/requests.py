@@ -15,7 +15,14 @@ import numpy as np
 from google.protobuf import json_format
 
 from tokenspeed.config.resolve import AdmissionConfig
-from tokenspeed.config.sampling import RequestError, SamplingParams, bias_by_token, check_priority, derive_seed
+from tokenspeed.config.sampling import (
+    MAX_ID_CHARS,
+    RequestError,
+    SamplingParams,
+    bias_by_token,
+    check_priority,
+    derive_seed,
+)
 from tokenspeed.engine.admission import check_data_rank, check_processor, check_request
 from tokenspeed.engine.lane_frontend import salt_number
 from tokenspeed.engine.messages import Add
@@ -37,8 +44,6 @@ _CONSTRAINTS = {
     "structural_tag": "structural_tag",
 }
 _SEED_BITS = 63
-MAX_ID_CHARS = 1024
-"""An id is said again in every message of the answer."""
 
 
 @dataclass(frozen=True)
