@@ -29,7 +29,6 @@ from tokenspeed.version import __version__
 
 POLL_S = 0.05
 ENGINE_STOP_S = 10.0
-"""A restarted child that lives this long has earned its chances back."""
 HURRY_S = 2.0
 """What either child has left after a second signal; a third one kills both at once."""
 GATEWAY_SLACK_S = 5.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 HEALTHY_S = 60.0
+"""A restarted process that lives this long has earned its chances back."""
 
 
 class Restarts:
