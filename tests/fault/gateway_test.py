@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fault.garbage import mutations
@@ -15,6 +16,7 @@ from tests.fault.raw_lane import RawEngine
 from tests.support.peers import Http, Program, write_model_folder
 from tests.support.processes import free_port
 from tokenspeed.rpc.lane import wire
+from tokenspeed.rpc.lane.testing import READY
 
 BODY = {"model": "m", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
 TOKENS = (504, 3575, 282, 4649)
@@ -33,21 +35,7 @@ class Stack:
 
     def dial(self) -> RawEngine:
         engine = RawEngine(self.lane_port)
-        engine.register(
-            wire.encode(
-                wire.ReadyResponse(
-                    max_model_len=2048,
-                    num_gpu_blocks=100,
-                    block_size=16,
-                    dtype="float32",
-                    vllm_version="tokenspeed-raw",
-                    world_size=1,
-                    data_parallel_size=1,
-                    instance_id="m",
-                    positional_layouts=wire.default_layouts(),
-                )
-            )
-        )
+        engine.register(wire.encode(msgspec.structs.replace(READY, max_model_len=2048, instance_id="m")))
         self.gateway.wait_for(lambda: self.http.status("/readiness") == 200)
         return engine
 

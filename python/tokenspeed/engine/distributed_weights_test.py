@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.processes import python_environment
+from tests.support.processes import free_port, python_environment
 from tokenspeed.engine.errors import OperationError
 from tokenspeed.engine.offline import Engine
 from tokenspeed.engine.testing import PROMPT, Running, StartEngine, answer_of, ask, checkpoint, start
@@ -26,9 +25,7 @@ UPDATE = "/update_weights_from_distributed"
 
 class Trainer:
     def __init__(self, num_ranks: int, name: str = "weight_update_group") -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.group: dict[str, Any] = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1}
         self.group |= {"world_size": 1 + num_ranks, "group_name": name, "backend": "gloo"}
         environment = python_environment()

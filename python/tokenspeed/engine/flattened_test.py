@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
+from tests.support.processes import wait_until
 from tokenspeed.engine.errors import OperationError
 from tokenspeed.engine.flattened import unflattened
 from tokenspeed.engine.testing import StartEngine, answer_of, ask, checkpoint, start
@@ -128,8 +129,7 @@ def test_requests_end_with_an_update_that_is_asked_to_abort_them(
 
     thread = threading.Thread(target=run)
     thread.start()
-    while engine.load().num_running < 2:
-        pass
+    wait_until(lambda: engine.load().num_running == 2)
     body = {"model_path": str(tmp_path / "nowhere"), "abort_all_requests": True}
     assert ask(engine, "/update_weights_from_disk", body)[0] == 400
     assert engine.load().num_running == 2  # what is refused ends nobody

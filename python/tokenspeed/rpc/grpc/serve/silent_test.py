@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable
 
 import grpc
 import pytest
 
+from tests.support.processes import wait_until
 from tokenspeed.engine.offline import Engine
 from tokenspeed.rpc.grpc.limits import KEEPALIVE_ENV, KEEPALIVE_TIMEOUT_ENV, LimitError, keepalive_options
 from tokenspeed.rpc.grpc.serve.conftest import RunningServer
@@ -46,13 +45,6 @@ class Wire:
     def close(self) -> None:
         self._listener.close()
         self._upstream.close()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def asked() -> pb.GenerateRequest:
