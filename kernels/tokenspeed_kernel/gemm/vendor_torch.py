@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tokenspeed_kernel.quant.packed import (
@@ -17,35 +19,36 @@ from tokenspeed_kernel.quant.scaled import rounded_inputs
 from tokenspeed_kernel.registry import Band, cuda, kernel
 
 
-def _product(dtype: torch.dtype, format: str) -> None:
-    @kernel(
-        "gemm.linear",
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """cuBLAS."""
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def linear_add(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+) -> torch.Tensor:
+    """cuBLAS begins its sums with the residual."""
+    torch.addmm(residual, x, weight.t(), out=residual)
+    return residual if bias is None else residual.add_(bias)
+
+
+def _register(op: str, fn: Callable[..., torch.Tensor], dtype: torch.dtype, priority: int) -> None:
+    format = str(dtype).removeprefix("torch.")
+    kernel(
+        op,
         name=f"torch_{format}",
         needs=cuda(7),
         dtypes={dtype},
         traits={"weight_format": {format}, "weight_layout": {ROWS_LAYOUT}},
         band=Band.PORTABLE,
-    )
-    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return torch.nn.functional.linear(x, weight, bias)
+        priority=priority,
+    )(fn)
 
 
-def _sum(dtype: torch.dtype, format: str) -> None:
-    @kernel(
-        "gemm.linear_add",
-        name=f"torch_{format}",
-        needs=cuda(7),
-        dtypes={dtype},
-        traits={"weight_format": {format}, "weight_layout": {ROWS_LAYOUT}},
-        band=Band.PORTABLE,
-        priority=1,
-    )
-    def linear_add(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
-    ) -> torch.Tensor:
-        """cuBLAS begins its sums with the residual."""
-        torch.addmm(residual, x, weight.t(), out=residual)
-        return residual if bias is None else residual.add_(bias)
+for _dtype in (torch.float32, torch.bfloat16, torch.float16):
+    _register("gemm.linear", linear, _dtype, priority=0)
+for _dtype in (torch.bfloat16, torch.float16):
+    _register("gemm.linear_add", linear_add, _dtype, priority=1)
 
 
 @kernel(
@@ -60,12 +63,6 @@ def _sum(dtype: torch.dtype, format: str) -> None:
 def logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """cuBLAS writes its float32 sums as they are."""
     return torch.mm(x, weight.t(), out_dtype=torch.float32)
-
-
-for _dtype in (torch.float32, torch.bfloat16, torch.float16):
-    _product(_dtype, str(_dtype).removeprefix("torch."))
-for _dtype in (torch.bfloat16, torch.float16):
-    _sum(_dtype, str(_dtype).removeprefix("torch."))
 
 
 @kernel(
