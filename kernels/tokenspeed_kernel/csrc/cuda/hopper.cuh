@@ -138,67 +138,96 @@ __device__ inline void Pin(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// d [64, 128] = a [64, 16] @ b [128, 16].T, added to d if `add`; both operands in shared memory.
-__device__ inline void MultiplyShared(float (&d)[64], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, add, 1, 1, 0, 0;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63])
-      : "l"(a), "l"(b), "r"(add));
-}
+// clang-format off
+// Names and operands of the first so many accumulators.
+#define TOKENSPEED_NAMES_16 \
+  "%0, %1, %2, %3, %4, %5, %6, %7" ", " \
+  "%8, %9, %10, %11, %12, %13, %14, %15"
+#define TOKENSPEED_NAMES_24 \
+  TOKENSPEED_NAMES_16 ", " \
+  "%16, %17, %18, %19, %20, %21, %22, %23"
+#define TOKENSPEED_NAMES_32 \
+  TOKENSPEED_NAMES_24 ", " \
+  "%24, %25, %26, %27, %28, %29, %30, %31"
+#define TOKENSPEED_NAMES_48 \
+  TOKENSPEED_NAMES_32 ", " \
+  "%32, %33, %34, %35, %36, %37, %38, %39" ", " \
+  "%40, %41, %42, %43, %44, %45, %46, %47"
+#define TOKENSPEED_NAMES_64 \
+  TOKENSPEED_NAMES_48 ", " \
+  "%48, %49, %50, %51, %52, %53, %54, %55" ", " \
+  "%56, %57, %58, %59, %60, %61, %62, %63"
+#define TOKENSPEED_NAMES_96 \
+  TOKENSPEED_NAMES_64 ", " \
+  "%64, %65, %66, %67, %68, %69, %70, %71" ", " \
+  "%72, %73, %74, %75, %76, %77, %78, %79" ", " \
+  "%80, %81, %82, %83, %84, %85, %86, %87" ", " \
+  "%88, %89, %90, %91, %92, %93, %94, %95"
+#define TOKENSPEED_NAMES_128 \
+  TOKENSPEED_NAMES_96 ", " \
+  "%96, %97, %98, %99, %100, %101, %102, %103" ", " \
+  "%104, %105, %106, %107, %108, %109, %110, %111" ", " \
+  "%112, %113, %114, %115, %116, %117, %118, %119" ", " \
+  "%120, %121, %122, %123, %124, %125, %126, %127"
+#define TOKENSPEED_D8(I) \
+  "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3]), "+f"(d[I + 4]), "+f"(d[I + 5]), \
+  "+f"(d[I + 6]), "+f"(d[I + 7])
+#define TOKENSPEED_SUMS_16 \
+  TOKENSPEED_D8(0), TOKENSPEED_D8(8)
+#define TOKENSPEED_SUMS_24 \
+  TOKENSPEED_SUMS_16, \
+  TOKENSPEED_D8(16)
+#define TOKENSPEED_SUMS_32 \
+  TOKENSPEED_SUMS_24, \
+  TOKENSPEED_D8(24)
+#define TOKENSPEED_SUMS_48 \
+  TOKENSPEED_SUMS_32, \
+  TOKENSPEED_D8(32), TOKENSPEED_D8(40)
+#define TOKENSPEED_SUMS_64 \
+  TOKENSPEED_SUMS_48, \
+  TOKENSPEED_D8(48), TOKENSPEED_D8(56)
+#define TOKENSPEED_SUMS_96 \
+  TOKENSPEED_SUMS_64, \
+  TOKENSPEED_D8(64), TOKENSPEED_D8(72), TOKENSPEED_D8(80), TOKENSPEED_D8(88)
+#define TOKENSPEED_SUMS_128 \
+  TOKENSPEED_SUMS_96, \
+  TOKENSPEED_D8(96), TOKENSPEED_D8(104), TOKENSPEED_D8(112), TOKENSPEED_D8(120)
 
-// d [64, 64] = a [64, 16] @ b [64, 16].T, added to d if `add`; both operands in shared memory.
-__device__ inline void MultiplyShared(float (&d)[32], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, add, 1, 1, 0, 0;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(add));
-}
+// d [64, N] = a [64, 16] @ b [N, 16].T, added to d if `add`; both operands in shared memory. SUMS:
+// accumulators of a thread, half of N. A, B, ADD: numbers of the operands after those.
+#define TOKENSPEED_MULTIPLY_SHARED(N, SUMS, A, B, ADD)                                         \
+  __device__ inline void MultiplyShared(float (&d)[SUMS], uint64_t a, uint64_t b, int add) {   \
+    asm volatile(                                                                              \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %" #ADD ", 0;\n"                                 \
+        "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" TOKENSPEED_NAMES_##SUMS   \
+        "}, %" #A ", %" #B ", add, 1, 1, 0, 0;\n}\n"                                           \
+        : TOKENSPEED_SUMS_##SUMS                                                               \
+        : "l"(a), "l"(b), "r"(add));                                                           \
+  }
+TOKENSPEED_MULTIPLY_SHARED(32, 16, 16, 17, 18)
+TOKENSPEED_MULTIPLY_SHARED(48, 24, 24, 25, 26)
+TOKENSPEED_MULTIPLY_SHARED(64, 32, 32, 33, 34)
+TOKENSPEED_MULTIPLY_SHARED(96, 48, 48, 49, 50)
+TOKENSPEED_MULTIPLY_SHARED(128, 64, 64, 65, 66)
+TOKENSPEED_MULTIPLY_SHARED(192, 96, 96, 97, 98)
+#undef TOKENSPEED_MULTIPLY_SHARED
 
-// d [64, 32] = a [64, 16] @ b [32, 16].T, added to d if `add`; both operands in shared memory.
-__device__ inline void MultiplyShared(float (&d)[16], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.b32 add, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
-      "%15}, "
-      "%16, %17, add, 1, 1, 0, 0;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15])
-      : "l"(a), "l"(b), "r"(add));
-}
+// d [64, N] += a [64, 16] @ b [16, N]; a in registers, b's columns side by side in shared memory.
+#define TOKENSPEED_MULTIPLY_REGISTERS(N, SUMS, A0, A1, A2, A3, B, ADD)                         \
+  __device__ inline void MultiplyRegisters(float (&d)[SUMS], const uint32_t (&a)[4],           \
+                                           uint64_t b, int add) {                              \
+    asm volatile(                                                                              \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %" #ADD ", 0;\n"                                 \
+        "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" TOKENSPEED_NAMES_##SUMS   \
+        "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", add, 1, 1, 1;\n}\n"             \
+        : TOKENSPEED_SUMS_##SUMS                                                               \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                       \
+  }
+TOKENSPEED_MULTIPLY_REGISTERS(64, 32, 32, 33, 34, 35, 36, 37)
+TOKENSPEED_MULTIPLY_REGISTERS(128, 64, 64, 65, 66, 67, 68, 69)
+TOKENSPEED_MULTIPLY_REGISTERS(256, 128, 128, 129, 130, 131, 132, 133)
+#undef TOKENSPEED_MULTIPLY_REGISTERS
+// clang-format on
 
 // d [64, 16] = a [64, 16] @ b [16, 16].T, added to d if `add`; a in registers, b in shared memory.
 __device__ inline void MultiplyRows(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int add) {
@@ -211,95 +240,6 @@ __device__ inline void MultiplyRows(float (&d)[8], const uint32_t (&a)[4], uint6
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
-// d [64, 64] += a [64, 16] @ b [16, 64]; a in registers, b's columns side by side in shared memory.
-__device__ inline void MultiplyRegisters(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                         int add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.b32 add, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, add, 1, 1, 1;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
-// d [64, 128] += a [64, 16] @ b [16, 128]; a in registers, b's columns side by side in shared
-// memory.
-__device__ inline void MultiplyRegisters(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
-                                         int add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.b32 add, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, add, 1, 1, 1;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
-// The same with 256 columns.
-__device__ inline void MultiplyRegisters(float (&d)[128], const uint32_t (&a)[4], uint64_t b,
-                                         int add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.b32 add, %133, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
-      "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "
-      "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, "
-      "%45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
-      "%60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, "
-      "%75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, "
-      "%90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "
-      "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, "
-      "%120, %121, %122, %123, %124, %125, %126, %127}, "
-      "{%128, %129, %130, %131}, %132, add, 1, 1, 1;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-        "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-        "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-        "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-        "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]),
-        "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]),
-        "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),
-        "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),
-        "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 

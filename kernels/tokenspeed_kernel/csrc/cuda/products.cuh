@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// What our dense products on Hopper share: a warpgroup's product of every width, the words that
-// blocks of a cluster have with each other, and how sums in registers become rows of the output.
+// What our dense products on Hopper share: the words that blocks of a cluster have with each
+// other, and how sums in registers become rows of the output.
 //
 // x [T, K] is the left operand, rows in tiles of 64; rows of the weight are columns of the tile.
 // With a gated tile the first half of its columns are rows of the gate, the second half the same
@@ -25,79 +25,6 @@ constexpr int kPanelRow = 128;    // bytes of a row of a panel
 constexpr int kEightRows = 1024;  // bytes
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// Product<N>::Run: d [64, N] = a [64, 16] @ b [N, 16].T, added to d if `add`; a and b in shared
-// memory.
-template <int N>
-struct Product;
-
-// clang-format off
-// Names and operands of the first so many accumulators.
-#define TOKENSPEED_NAMES_16 \
-  "%0, %1, %2, %3, %4, %5, %6, %7" ", " \
-  "%8, %9, %10, %11, %12, %13, %14, %15"
-#define TOKENSPEED_NAMES_24 \
-  TOKENSPEED_NAMES_16 ", " \
-  "%16, %17, %18, %19, %20, %21, %22, %23"
-#define TOKENSPEED_NAMES_32 \
-  TOKENSPEED_NAMES_24 ", " \
-  "%24, %25, %26, %27, %28, %29, %30, %31"
-#define TOKENSPEED_NAMES_48 \
-  TOKENSPEED_NAMES_32 ", " \
-  "%32, %33, %34, %35, %36, %37, %38, %39" ", " \
-  "%40, %41, %42, %43, %44, %45, %46, %47"
-#define TOKENSPEED_NAMES_64 \
-  TOKENSPEED_NAMES_48 ", " \
-  "%48, %49, %50, %51, %52, %53, %54, %55" ", " \
-  "%56, %57, %58, %59, %60, %61, %62, %63"
-#define TOKENSPEED_NAMES_96 \
-  TOKENSPEED_NAMES_64 ", " \
-  "%64, %65, %66, %67, %68, %69, %70, %71" ", " \
-  "%72, %73, %74, %75, %76, %77, %78, %79" ", " \
-  "%80, %81, %82, %83, %84, %85, %86, %87" ", " \
-  "%88, %89, %90, %91, %92, %93, %94, %95"
-#define TOKENSPEED_D8(I) \
-  "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3]), "+f"(d[I + 4]), "+f"(d[I + 5]), \
-  "+f"(d[I + 6]), "+f"(d[I + 7])
-#define TOKENSPEED_SUMS_16 \
-  TOKENSPEED_D8(0), TOKENSPEED_D8(8)
-#define TOKENSPEED_SUMS_24 \
-  TOKENSPEED_SUMS_16, \
-  TOKENSPEED_D8(16)
-#define TOKENSPEED_SUMS_32 \
-  TOKENSPEED_SUMS_24, \
-  TOKENSPEED_D8(24)
-#define TOKENSPEED_SUMS_48 \
-  TOKENSPEED_SUMS_32, \
-  TOKENSPEED_D8(32), TOKENSPEED_D8(40)
-#define TOKENSPEED_SUMS_64 \
-  TOKENSPEED_SUMS_48, \
-  TOKENSPEED_D8(48), TOKENSPEED_D8(56)
-#define TOKENSPEED_SUMS_96 \
-  TOKENSPEED_SUMS_64, \
-  TOKENSPEED_D8(64), TOKENSPEED_D8(72), TOKENSPEED_D8(80), TOKENSPEED_D8(88)
-// A, B, ADD: numbers of the operands after the accumulators.
-#define TOKENSPEED_PRODUCT(N, SUMS, A, B, ADD)                                                   \
-  template <>                                                                                    \
-  struct Product<N> {                                                                            \
-    static __device__ inline void Run(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {      \
-      asm volatile(                                                                              \
-          "{\n.reg .pred add;\nsetp.ne.b32 add, %" #ADD ", 0;\n"                                 \
-          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" TOKENSPEED_NAMES_##SUMS     \
-          "}, %" #A ", %" #B ", add, 1, 1, 0, 0;\n}\n"                                           \
-          : TOKENSPEED_SUMS_##SUMS                                                               \
-          : "l"(a), "l"(b), "r"(add));                                                           \
-    }                                                                                            \
-  };
-
-TOKENSPEED_PRODUCT(32, 16, 16, 17, 18)
-TOKENSPEED_PRODUCT(48, 24, 24, 25, 26)
-TOKENSPEED_PRODUCT(64, 32, 32, 33, 34)
-TOKENSPEED_PRODUCT(96, 48, 48, 49, 50)
-TOKENSPEED_PRODUCT(128, 64, 64, 65, 66)
-TOKENSPEED_PRODUCT(192, 96, 96, 97, 98)
-#undef TOKENSPEED_PRODUCT
-// clang-format on
 
 __device__ inline uint32_t ClusterRank() {
   uint32_t rank;

@@ -103,7 +103,7 @@ __device__ inline void StreamProducts(float (&d)[N / 2], const StreamRing<N, PAN
       const uint64_t b = Operand(ring.weight(stage, panel), 16, kEightRows);
 #pragma unroll
       for (int k = 0; k < 4; ++k)  // 16 columns, 32 bytes
-        Product<N>::Run(d, a + k * 2, b + k * 2, i + panel + k > 0);
+        MultiplyShared(d, a + k * 2, b + k * 2, i + panel + k > 0);
     }
     CommitProducts();
     if (i > 0) {

@@ -114,8 +114,8 @@ __device__ inline void WideProducts(float (&d)[2][kColumns / 2], const uint8_t* 
     const uint64_t b = Operand(x + kXBytes, 16, kEightRows);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {  // 16 columns, 32 bytes
-      Product<kColumns>::Run(d[0], a + k * 2, b + k * 2, i + k > 0);
-      Product<kColumns>::Run(d[1], a + (64 * kPanelRow >> 4) + k * 2, b + k * 2, i + k > 0);
+      MultiplyShared(d[0], a + k * 2, b + k * 2, i + k > 0);
+      MultiplyShared(d[1], a + (64 * kPanelRow >> 4) + k * 2, b + k * 2, i + k > 0);
     }
     CommitProducts();
     if (i > 0) {
