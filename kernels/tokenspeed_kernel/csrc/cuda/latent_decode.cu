@@ -263,13 +263,8 @@ __device__ inline void SumChunk(float (&out)[8][4], const uint8_t* chunk, int in
   }
 }
 
-struct FewSoftmax {
-  float base[2] = {-INFINITY, -INFINITY};  // what scores are compared with, without the scale
-  float total[2] = {0.0f, 0.0f};           // of this thread's keys
-};
-
 // Leaves the weights of the warp's keys for all warps.
-__device__ inline void ShareWeights(float (&score)[4], FewSoftmax& state, float scale,
+__device__ inline void ShareWeights(float (&score)[4], Softmax& state, float scale,
                                     float (&out)[8][4], FewShared& s) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int head = lane >> 2, key = warp * 8 + (lane & 3) * 2;
@@ -287,9 +282,9 @@ __device__ inline void ShareWeights(float (&score)[4], FewSoftmax& state, float 
     const float4 low = all[0], high = all[1];
     const float peak = fmaxf(fmaxf(fmaxf(low.x, low.y), fmaxf(low.z, low.w)),
                              fmaxf(fmaxf(high.x, high.y), fmaxf(high.z, high.w)));
-    if ((peak - state.base[half]) * scale > kLeastGrowth) {
-      const float shrink = FastExp2((state.base[half] - peak) * scale);
-      state.base[half] = peak;
+    if ((peak - state.peak[half]) * scale > kLeastGrowth) {
+      const float shrink = FastExp2((state.peak[half] - peak) * scale);
+      state.peak[half] = peak;
       state.total[half] *= shrink;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -297,7 +292,7 @@ __device__ inline void ShareWeights(float (&score)[4], FewSoftmax& state, float 
         out[i][half * 2 + 1] *= shrink;
       }
     }
-    const float base = state.base[half] * scale;
+    const float base = state.peak[half] * scale;
     const float left = FastExp2(fmaf(score[half * 2], scale, -base));
     const float right = FastExp2(fmaf(score[half * 2 + 1], scale, -base));
     state.total[half] += left + right;
@@ -308,7 +303,7 @@ __device__ inline void ShareWeights(float (&score)[4], FewSoftmax& state, float 
 }
 
 // Writes the warp's columns, the result or the part of it, and adds up parts if this is the last.
-__device__ inline void FinishSegment(const float (&out)[8][4], const FewSoftmax& state,
+__device__ inline void FinishSegment(const float (&out)[8][4], const Softmax& state,
                                      const FewCall& call, const FewShape& shape,
                                      const Segment& segment, int share, FewShared& s) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -347,7 +342,7 @@ __device__ inline void FinishSegment(const float (&out)[8][4], const FewSoftmax&
       *reinterpret_cast<float2*>(to + i * 8) = make_float2(out[i][half * 2], out[i][half * 2 + 1]);
     }
     if (warp == 0 && (lane & 3) == 0) {
-      call.stats[place] = make_float2(state.base[half] * shape.scale, total);
+      call.stats[place] = make_float2(state.peak[half] * shape.scale, total);
     }
   }
   if (whole) return;
@@ -388,7 +383,7 @@ __device__ inline void ConsumeFew(const FewCall& call, const FewShape& shape, Wa
     LoadFewQueries(query, s.ring[ring.slot]);
     release(ring.slot);
     ring.Advance(1);
-    FewSoftmax state;
+    Softmax state;
     float out[8][4] = {};
     for (int first = segment.begin; first < segment.end; first += kLatentTile) {
       const int keys = min(kLatentTile, segment.end - first);
