@@ -24,7 +24,7 @@ from tokenspeed.gateway.route.policies import make_table
 from tokenspeed.gateway.route.policy import Asked
 from tokenspeed.gateway.route.shared_keys import KeyTold
 from tokenspeed.gateway.several.door import ask
-from tokenspeed.rpc.lane.address import AddressError
+from tokenspeed.rpc.lane.address import AddressError, split_grpc
 from tokenspeed.rpc.lane.base import LaneOptions
 from tokenspeed.rpc.lane.relay import Relay
 
@@ -114,6 +114,8 @@ class Roster:
             except BaseException:
                 relay.close()
                 raise
+        else:
+            split_grpc(url)  # here, because gateways have no way to turn it down
         self._num_seats += 1
         self._entries[url] = _Entry(seat, relay)
 

@@ -49,8 +49,9 @@ def test_a_worker_that_is_added_serves_in_every_process_until_it_is_removed(runn
     worker_id = json.loads(body)["worker_id"]
     status, body = running.ask("POST", "/workers", {"url": added})
     assert (status, json.loads(body)["error"]["code"]) == (409, "WORKER_ALREADY_EXISTS")
-    status, body = running.ask("POST", "/workers", {"url": "nonsense://x"})
-    assert (status, json.loads(body)["error"]["param"]) == (400, "url")
+    for wrong in ("nonsense://x", "grpc://nowhere"):
+        status, body = running.ask("POST", "/workers", {"url": wrong})
+        assert (status, json.loads(body)["error"].get("param")) == (400, "url")
     engine = FakeEngine(added, running._script)
     running.others.append(engine)
     wait_until(lambda: _told(running, "state") == ["ready", "ready"])

@@ -3,7 +3,8 @@
 
 A worker URL is `tcp://host:port` (the handshake listens there, the data plane on ephemeral ports of the same
 host) or `ipc:///path` (the handshake listens on a loopback port derived from the path, the data plane on
-`<path>-in.sock` and `<path>-out.sock`). Both ends and the supervisor call this; it opens no socket.
+`<path>-in.sock` and `<path>-out.sock`). Both ends and the supervisor call this; it opens no socket. Workers behind gRPC
+(`split_grpc`) have a port and no lane's sockets.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+
+from tokenspeed.config.gateway_workers import GRPC_SCHEMES
 
 HANDSHAKE_PORT_BASE = 20000
 HANDSHAKE_PORT_SPAN = 10000
@@ -63,6 +66,16 @@ def split_tcp(url: str) -> tuple[str, int]:
     if host in ("*", "0.0.0.0", "[::]"):
         raise AddressError(f"worker URL {url!r} names a wildcard host; engines need one that they can reach")
     return host, int(port)
+
+
+def split_grpc(url: str) -> tuple[bool, str]:
+    """(whether with TLS, host:port) of a `grpc://` or `grpcs://` URL. Raises `AddressError`."""
+    scheme = next((scheme for scheme in GRPC_SCHEMES if url.startswith(scheme)), "")
+    target = url[len(scheme) :]
+    host, colon, port = target.rpartition(":")
+    if not scheme or not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise AddressError(f"worker URL {url!r} must be grpc://host:port or grpcs://host:port")
+    return scheme == "grpcs://", target
 
 
 def prepare_ipc_directory(url: str) -> None:

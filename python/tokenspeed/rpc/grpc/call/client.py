@@ -18,12 +18,12 @@ from typing import Any
 
 import grpc
 
-from tokenspeed.config.gateway_workers import GRPC_SCHEMES, GrpcTls
+from tokenspeed.config.gateway_workers import GrpcTls
 from tokenspeed.rpc.grpc.call.convert import to_batch, to_ready, to_refusal, to_request, to_timeout
 from tokenspeed.rpc.grpc.call.kv_events import Cache, follow
 from tokenspeed.rpc.grpc.limits import keepalive_options, max_message_bytes, message_options
 from tokenspeed.rpc.lane import wire
-from tokenspeed.rpc.lane.address import AddressError
+from tokenspeed.rpc.lane.address import split_grpc
 from tokenspeed.rpc.lane.base import Lane, LaneNotReady, LaneOptions, LaneState, RequestSink
 from tokenspeed.rpc.lane.rank import Rank
 from tokenspeed_protos import common_pb2
@@ -79,7 +79,7 @@ class GrpcLane(Lane):
 
     def open(self) -> None:
         """Begin to connect. Raises `AddressError`."""
-        secure, target = _target(self.url)
+        secure, target = split_grpc(self.url)
         options = [*message_options(max_message_bytes()), *keepalive_options(), *_BACKOFF]
         if secure:
             self._channel = grpc.aio.secure_channel(target, _credentials(self._limits.tls), options)
@@ -339,16 +339,6 @@ class GrpcLane(Lane):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _target(url: str) -> tuple[bool, str]:
-    """(whether with TLS, host:port). Raises `AddressError`."""
-    scheme = next((scheme for scheme in GRPC_SCHEMES if url.startswith(scheme)), "")
-    target = url[len(scheme) :]
-    host, colon, port = target.rpartition(":")
-    if not scheme or not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise AddressError(f"worker URL {url!r} must be grpc://host:port or grpcs://host:port")
-    return scheme == "grpcs://", target
 
 
 def _credentials(tls: GrpcTls) -> grpc.ChannelCredentials:
