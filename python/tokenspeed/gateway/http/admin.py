@@ -232,9 +232,11 @@ class AdminApi:
         if asked.url not in (None, worker.url):
             raise invalid("url", "invalid_value", "a worker's URL cannot change; delete this one and add another")
         if asked.priority is not None or request.method == "PUT":
-            worker.priority = asked.priority or 0
-            if self.front is not None:
-                await self.front.change(worker.url, worker.priority)
+            priority = asked.priority or 0
+            if self.front is None:
+                worker.priority = priority
+            else:
+                await self.front.change(worker.url, priority)
         return _accepted(worker, f"worker {worker.url} has priority {worker.priority}")
 
     async def _delete(self, request: web.Request) -> web.Response:

@@ -84,6 +84,8 @@ def test_requests_in_flight_end_before_their_worker_goes(running: Gateways) -> N
         wait_until(lambda: running.engine.num_active == 6)
         (worker,) = running.listed()
         assert running.ask("DELETE", f"/workers/{worker['id']}")[0] == 202
+        assert [running.ask("PATCH", f"/workers/{worker['id']}", {"priority": 5})[0] for _ in range(8)] == [404] * 8
+        assert _told(running, "priority") == [0]
         assert [answer.result(30) for answer in answers] == ["d" * 300] * 6
     wait_until(lambda: _urls(running) == [])
     assert running.status("/readiness") == 503
