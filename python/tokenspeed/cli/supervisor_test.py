@@ -149,3 +149,9 @@ def test_pauses_double_up_to_a_limit_and_a_healthy_child_earns_its_chances_back(
     assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
     assert restarts.pause_s(now_s) is None
     assert restarts.pause_s(now_s + HEALTHY_S) == 0.5
+
+
+def test_pauses_stay_at_their_limit_however_often_a_child_dies() -> None:
+    restarts = Restarts(3000)
+    pauses = [restarts.pause_s(float(number)) for number in range(3000)]
+    assert pauses[6:] == [30.0] * 2994

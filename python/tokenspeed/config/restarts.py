@@ -27,7 +27,7 @@ class Restarts:
             self._count = 0
         if self._count >= self._limit:
             return None
-        pause_s = min(FIRST_PAUSE_S * 2**self._count, LONGEST_PAUSE_S)
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._count, 64), LONGEST_PAUSE_S)  # no number is too large
         self._count += 1
         self._last_s = now_s + pause_s
         return pause_s
