@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tokenspeed.config.flags import Flag, FlagError
+from tokenspeed.config.flags_rows import Rows
 
 if TYPE_CHECKING:
     from tokenspeed.config.gateway_priorities_file import ClassInFile
@@ -55,31 +56,27 @@ DEFAULTS: Mapping[str, ClassRules] = {
     "bulk": ClassRules(0, 1024, 300.0, 120.0, False),
 }
 
-
-_GROUP = "Limits"
+_flag = Rows("Limits")
 
 PRIORITY_FLAGS: tuple[Flag, ...] = (
-    Flag(
-        ("--priority-scheduler-enabled",),
+    _flag(
+        "--priority-scheduler-enabled",
         "switch",
         False,
         "requests name a class (x-smg-priority: system, interactive, default or bulk), by which they get a place",
-        _GROUP,
     ),
-    Flag(
-        ("--priority-scheduler-default-max-class",),
+    _flag(
+        "--priority-scheduler-default-max-class",
         "str",
         "default",
         "the highest class that a request gets",
-        _GROUP,
-        choices=CLASSES,
+        CLASSES,
     ),
-    Flag(
-        (_FILE,),
+    _flag(
+        _FILE,
         "str",
         None,
         "YAML file with `classes`: reserved, queue_size, queue_timeout_secs, starvation_threshold_secs and can_preempt",
-        _GROUP,
     ),
 )
 
