@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -166,7 +166,7 @@ class Roster:
         asked = msgspec.json.decode(await request.read(), type=KeyAsked)
         choice = self._keys.choose(list(self._candidates(asked.workers)), Asked((), asked.key))
         numbers = {url: self._keys.num_keys(url) for url in self._entries}
-        return _json(asdict(KeyTold(choice.worker.url, choice.branch, self._keys.num_remembered, numbers)))
+        return _json(KeyTold(choice.worker.url, choice.branch, self._keys.num_remembered, numbers))
 
     def _candidates(self, workers: Iterable[tuple[str, int]]) -> Iterable[Any]:
         """With the load of all gateways, where it is known here."""
