@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -51,11 +50,11 @@ def walked(it: Matcher, rng: random.Random) -> bytes | None:
     return None
 
 
-def texts(backend: Backend, kind: str, text: str) -> Iterator[str]:
-    for seed in range(NUM_WALKS):
-        found = walked(start(backend, kind, text), random.Random(seed))
-        if found is not None:
-            yield found.decode()
+def texts(backend: Backend, kind: str, text: str) -> list[str]:
+    walks = [walked(start(backend, kind, text), random.Random(seed)) for seed in range(NUM_WALKS)]
+    found = [walk.decode() for walk in walks if walk is not None]
+    assert found, "no walk came to its end"
+    return found
 
 
 def takes(backend: Backend, kind: str, text: str, output: str) -> bool:
@@ -83,12 +82,12 @@ PATTERNS = [
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_pattern_means_what_it_means_in_python_in_text_and_in_json(backend: Backend, pattern: str) -> None:
-    found = list(texts(backend, "regex", pattern))
+    found = texts(backend, "regex", pattern)
     assert all(re.fullmatch(pattern, text) for text in found), found
-    found = list(texts(backend, "json_schema", json.dumps({"type": "string", "pattern": pattern})))
+    found = texts(backend, "json_schema", json.dumps({"type": "string", "pattern": pattern}))
     assert all(re.fullmatch(pattern, json.loads(text)) for text in found), found
     keys = {"type": "object", "patternProperties": {pattern: {"type": "null"}}, "additionalProperties": False}
-    found = list(texts(backend, "json_schema", json.dumps(keys)))
+    found = texts(backend, "json_schema", json.dumps(keys))
     assert all(re.fullmatch(pattern, key) for text in found for key in json.loads(text)), found
 
 

@@ -212,7 +212,7 @@ def test_a_count_of_counts_is_one_count(pattern: str, same: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "kept"),
     [
-        (r"[\d-x]", ["1", "x1"]),
+        (r"[\d-x]", ["1", "x1", "xb", "x" * 40, "x" * 40 + "z"]),
         (r"\cA", ["\x01"]),
         ("^a|b$", ["a", "xb", "ab"]),
         (r"^\D{2}$", ["日本", "xb", "ab"]),
@@ -225,7 +225,7 @@ def test_a_count_of_counts_is_one_count(pattern: str, same: str) -> None:
 def test_values_of_an_enum_are_held_against_a_pattern_in_bounded_time(pattern: str, kept: list[str]) -> None:
     values = ["a", "1", "x1", "日本", "\x01", "xb", "ab", "x" * 40, "x" * 40 + "z"]
     schema = {"enum": [*values, 7], "pattern": pattern, "type": ["string", "integer"]}
-    assert set(normal_schema(schema)["enum"]) >= {7, *kept}
+    assert set(normal_schema(schema)["enum"]) == {7, *kept}
     assert set(normal_schema(schema | {"enum": [7, *kept]})["enum"]) == {7, *kept}
 
 
